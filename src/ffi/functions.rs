@@ -1,0 +1,233 @@
+//! The exported functions: the only `extern "C"` in the library.
+//!
+//! Each one writes its out-parameters first, checks its arguments, and runs the rest inside
+//! [`guard`](super::guard::guard), which turns errors and caught panics into a status.
+#![allow(clippy::missing_safety_doc)] // The contract stands in prose, for C callers.
+
+use super::guard::{guard, guard_free};
+use super::types::{CUstream_st, pool_block_info, pool_options, pool_request, pool_stats, pool_status, pool_t};
+use super::{convert, text};
+use core::ffi::{c_char, c_int, c_void};
+
+/// Allocates `size` bytes of device memory on the device of the calling thread's current context
+/// (device 0's primary context where none is current, as the CUDA runtime does).
+///
+/// The block is device-ordered: any stream may use it at once, and its memory was finished with
+/// by all earlier work when it was handed out. With the option `order:stream:legacy` it is ordered
+/// by the legacy default stream instead.
+///
+/// @param out Receives the block, or NULL on failure and for size 0. The caller owns it until
+///            `pool_free` or `pool_free_async`.
+/// @param size Bytes; 0 gives NULL and `POOL_OK`.
+///
+/// Alignment: `POOL_DEFAULT_ALIGNMENT`. Thread-safe; not async-signal-safe, like every function here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_alloc(out: *mut *mut c_void, size: usize) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a place for a pointer.
+        let out = unsafe { convert::out_pointer(out) }?;
+        *out = crate::pool::allocate_default(size)? as *mut c_void;
+        Ok(())
+    })
+}
+
+/// Frees a block, device-ordered: its memory is used again only when all work that was submitted to
+/// the context before this call has finished. Returns at once; never waits, never needs memory.
+///
+/// @param ptr A block of any of the allocation functions, from any thread and with any current
+///            context, or NULL (nothing happens, `POOL_OK`).
+/// @return `POOL_ERROR_INVALID_POINTER` for anything that is not the start of a block,
+///         `POOL_ERROR_DOUBLE_FREE` where a second free can be told apart,
+///         `POOL_ERROR_CONTEXT_LOST` for a block whose context is gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_free(ptr: *mut c_void) -> pool_status {
+    guard_free(|| crate::pool::free_default(ptr as u64))
+}
+
+/// Allocates `size` bytes, stream-ordered: the block may be used by work submitted to `stream` from
+/// now on, and on other streams once they are made to wait for this point of `stream`.
+///
+/// The fast path: no driver call where the pool has fitting memory of this stream. On a machine with
+/// one device the stream's own context is taken to be the one the pool first saw on that device; a
+/// program that uses several contexts on one device should say so by having the other one current
+/// when it first uses a stream of it.
+///
+/// @param out Receives the block, or NULL on failure and for size 0.
+/// @param size Bytes.
+/// @param stream A stream of the current context, not destroyed. Its work must have finished, or a
+///               `pool_trim` must have passed, before a stream that was given to the pool is destroyed
+///               and another one may be created with the same handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_alloc_async(
+    out: *mut *mut c_void,
+    size: usize,
+    stream: *mut CUstream_st,
+) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a place for a pointer.
+        let out = unsafe { convert::out_pointer(out) }?;
+        *out = crate::pool::allocate_on_stream(size, stream as u64)? as *mut c_void;
+        Ok(())
+    })
+}
+
+/// Frees a block, stream-ordered: the memory may be used again on `stream` at once, and elsewhere
+/// only when `stream` has got as far as this call. All uses of the block on other streams must be
+/// ordered before this point of `stream`, or have been named with `pool_use_on_stream`.
+///
+/// @param ptr A block, or NULL (nothing happens). Errors as for `pool_free`.
+/// @param stream The stream; it is not touched after this call has returned.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_free_async(ptr: *mut c_void, stream: *mut CUstream_st) -> pool_status {
+    guard_free(|| crate::pool::free_on_stream(ptr as u64, stream as u64))
+}
+
+/// Allocates with everything said explicitly: size, alignment, device, order, owner.
+///
+/// @param out Receives the block, or NULL on failure and for size 0.
+/// @param request What is wanted; see `pool_request`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_alloc_with(out: *mut *mut c_void, request: *const pool_request) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a place for a pointer.
+        let out = unsafe { convert::out_pointer(out) }?;
+        // SAFETY: the caller passes NULL or a request of `struct_size` bytes.
+        let request = unsafe { convert::request(request) }?;
+        *out = crate::pool::allocate(&request)? as *mut c_void;
+        Ok(())
+    })
+}
+
+/// Says that the block is also used on `stream`: once freed, its memory waits for that stream too.
+/// Call it before the block is freed; work submitted to `stream` until then is covered.
+///
+/// @param ptr The start of a live block. NULL is `POOL_ERROR_INVALID_POINTER`.
+/// @param stream A stream of the block's context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_use_on_stream(ptr: *mut c_void, stream: *mut CUstream_st) -> pool_status {
+    guard(|| crate::pool::use_on_stream(ptr as u64, stream as u64))
+}
+
+/// Tells which live block an address lies in. Interior addresses answer too.
+///
+/// @param ptr Any address.
+/// @param info Receives the answer; its `struct_size` must be set. Zeroed on failure.
+/// @return `POOL_ERROR_INVALID_POINTER` where the address lies in no live block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_query(ptr: *const c_void, info: *mut pool_block_info) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
+        let out = unsafe { convert::OutStruct::new(info) }?;
+        let block = crate::pool::query(ptr as u64)?;
+        out.write(convert::block_info(&block));
+        Ok(())
+    })
+}
+
+/// Gives idle memory back to the driver until at most `keep_bytes` stay cached. Waits (bounded by the
+/// option `settle_ms`) for freed memory that the device may still be using; during a stream capture
+/// it does not wait.
+///
+/// @param pool The pool; NULL is the default pool.
+/// @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
+/// @param keep_bytes Bytes that may stay cached.
+/// @param released Receives the bytes given back; may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_trim(
+    pool: *mut pool_t,
+    device: c_int,
+    keep_bytes: usize,
+    released: *mut usize,
+) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a place for a size.
+        let released = unsafe { convert::optional_out(released) };
+        convert::default_pool(pool)?;
+        let bytes = crate::pool::trim(device, keep_bytes as u64)?;
+        if let Some(released) = released {
+            *released = usize::try_from(bytes).unwrap_or(usize::MAX);
+        }
+        Ok(())
+    })
+}
+
+/// Reads the counters of a pool on a device: one consistent snapshot.
+///
+/// @param pool The pool; NULL is the default pool.
+/// @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
+/// @param stats Receives the counters; its `struct_size` must be set. Zeroed on failure.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_get_stats(pool: *mut pool_t, device: c_int, stats: *mut pool_stats) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
+        let out = unsafe { convert::OutStruct::new(stats) }?;
+        convert::default_pool(pool)?;
+        out.write(convert::stats(&crate::pool::stats(device)?));
+        Ok(())
+    })
+}
+
+/// The calling thread's last failure in a sentence. A call that succeeds does not clear it.
+///
+/// @param buf Receives the text, cut to `len` and always terminated; may be NULL if `len` is 0.
+/// @param len Bytes of `buf`.
+/// @return The length of the whole text, without the terminating zero; 0 if nothing has failed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_last_error(buf: *mut c_char, len: usize) -> usize {
+    // SAFETY: the caller passes NULL or `len` bytes.
+    let buf = unsafe { convert::text_buffer(buf, len) };
+    crate::error::last_error(buf)
+}
+
+/// The name of a status code as it stands in this header. Any integer is answered; the text is
+/// static and never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn pool_status_name(status: c_int) -> *const c_char {
+    text::status_name(status).as_ptr()
+}
+
+/// What a status code means, in a few words. Any integer is answered; the text is static and never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn pool_status_message(status: c_int) -> *const c_char {
+    text::status_message(status).as_ptr()
+}
+
+/// Fills `options` with the values in force for a new process: the defaults, as `CUDAPOOL_CONF`
+/// changes them.
+///
+/// @param options Its `struct_size` must be set to `sizeof(pool_options)`.
+/// @return `POOL_ERROR_INVALID_OPTION` where `CUDAPOOL_CONF` is wrong; `options` then holds the
+///         defaults, and `pool_last_error` names the entry. Every allocation answers the same until
+///         the process is started with a right one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_options_init(options: *mut pool_options) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
+        let out = unsafe { convert::OutStruct::new(options) }?;
+        let (values, environment) = crate::pool::options::initial();
+        out.write(convert::options_out(&values));
+        environment
+    })
+}
+
+/// Changes the options of the default pool. All or none of them take effect.
+///
+/// @param options All options; start from `pool_options_init`.
+/// @return `POOL_ERROR_INVALID_OPTION` for a value out of range, or for a change of `backend` after
+///         the pool has taken memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_configure(options: *const pool_options) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
+        let options = unsafe { convert::options_in(options) }?;
+        crate::pool::configure(options)
+    })
+}
+
+/// The library's version: `major * 1000000 + minor * 1000 + patch`, to compare with the header's
+/// `POOL_VERSION_*`.
+#[unsafe(no_mangle)]
+pub extern "C" fn pool_version() -> u32 {
+    use super::constants::{POOL_VERSION_MAJOR, POOL_VERSION_MINOR, POOL_VERSION_PATCH};
+    POOL_VERSION_MAJOR * 1_000_000 + POOL_VERSION_MINOR * 1_000 + POOL_VERSION_PATCH
+}

@@ -1,0 +1,138 @@
+//! The types of the C ABI, as they stand in `include/cudapool.h`.
+//!
+//! Every struct that crosses the boundary begins with `struct_size`, so that either side may be
+//! older than the other. Numbers come in as integers, never as Rust enums: a C caller can pass any.
+#![allow(non_camel_case_types)]
+
+use core::ffi::{c_char, c_void};
+
+/// A stream of the CUDA driver or runtime: `CUstream` and `cudaStream_t` are pointers to it.
+/// NULL and 1 are the legacy default stream, 2 is the calling thread's per-thread default stream.
+pub struct CUstream_st {
+    _opaque: [u8; 0],
+}
+
+/// A pool. NULL stands for the process's default pool.
+pub struct pool_t {
+    _opaque: [u8; 0],
+}
+
+/// What `pool_alloc_with` asks for. Zero all of it, set `struct_size`, then what differs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pool_request {
+    /// `sizeof(pool_request)` of the caller.
+    pub struct_size: usize,
+    /// The pool; NULL is the default pool.
+    pub pool: *mut pool_t,
+    /// Bytes. 0 gives NULL and `POOL_OK`.
+    pub size: usize,
+    /// Bytes, a power of two up to `POOL_MAX_ALIGNMENT`; 0 is `POOL_DEFAULT_ALIGNMENT`,
+    /// and less than that is raised to it.
+    pub alignment: usize,
+    /// Device ordinal, or `POOL_DEVICE_CURRENT`.
+    pub device: i32,
+    /// Not used; 0.
+    pub reserved: i32,
+    /// `POOL_REQUEST_*`, or 0: device-ordered.
+    pub flags: u64,
+    /// With `POOL_REQUEST_STREAM_ORDERED`: the stream. Ignored otherwise.
+    pub stream: *mut CUstream_st,
+    /// A short tag that says who asks (copied, cut to `POOL_OWNER_SIZE - 1` bytes); NULL for none.
+    pub owner: *const c_char,
+}
+
+/// What `pool_query` tells of a block.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pool_block_info {
+    /// `sizeof(pool_block_info)` of the caller; no byte beyond it is written.
+    pub struct_size: usize,
+    /// Start of the block.
+    pub base: *mut c_void,
+    /// Bytes that were asked for.
+    pub requested_size: usize,
+    /// Bytes that may be used, from `base` on.
+    pub usable_size: usize,
+    /// Device ordinal.
+    pub device: i32,
+    /// `POOL_ORDER_DEVICE` or `POOL_ORDER_STREAM`: how the block was allocated.
+    pub order: i32,
+    /// The stream that a stream-ordered block was allocated on, as the handle was then; else NULL.
+    pub stream: *mut CUstream_st,
+    /// The owner tag, terminated; empty for none.
+    pub owner: [c_char; 32],
+}
+
+/// Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts.
+/// At every moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct pool_stats {
+    /// `sizeof(pool_stats)` of the caller; no byte beyond it is written.
+    pub struct_size: usize,
+    /// Usable sizes of all blocks in callers' hands.
+    pub live_bytes: u64,
+    /// The largest `live_bytes` so far.
+    pub live_bytes_peak: u64,
+    /// What callers asked for in these blocks.
+    pub requested_bytes: u64,
+    /// Idle and ready for the next request (of the same stream, where the memory was freed on one).
+    pub cached_bytes: u64,
+    /// Freed, but not known to be finished with on the device.
+    pub pending_bytes: u64,
+    /// Mapped, but in no block and not free: tails of slabs.
+    pub overhead_bytes: u64,
+    /// Device memory held from the driver.
+    pub reserved_bytes: u64,
+    /// The largest `reserved_bytes` so far.
+    pub reserved_bytes_peak: u64,
+    /// Blocks in callers' hands.
+    pub live_blocks: u64,
+    /// Successful allocations of size > 0.
+    pub alloc_count: u64,
+    /// Successful frees of a block.
+    pub free_count: u64,
+    /// Driver calls that create memory: `cuMemCreate`, `cuMemAlloc`.
+    pub driver_alloc_calls: u64,
+    /// Driver calls that give memory back: `cuMemRelease`, `cuMemFree`.
+    pub driver_free_calls: u64,
+    /// `cuMemMap` calls.
+    pub driver_map_calls: u64,
+    /// `cuMemUnmap` calls.
+    pub driver_unmap_calls: u64,
+    /// Driver calls that wait for the device.
+    pub driver_sync_calls: u64,
+    /// Out-of-memory answers to callers.
+    pub oom_count: u64,
+    /// Requests that the driver refused for memory and that the pool served all the same.
+    pub oom_recovered_count: u64,
+    /// Device memory kept free for others.
+    pub reserve_bytes: u64,
+}
+
+/// The options. `pool_options_init` fills all of it with the defaults, as the environment variable
+/// `CUDAPOOL_CONF` ("key:value,key:value") changes them; the key is the field's name unless said.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct pool_options {
+    /// `sizeof(pool_options)` of the caller.
+    pub struct_size: usize,
+    /// Key `limit`, value in bytes (`512MiB`, `4GiB`): the most device memory a pool holds on one
+    /// device. 0: no limit. The smaller of both limits counts.
+    pub limit_bytes: u64,
+    /// Key `limit`, value in percent (`80%`) of the device's memory. 0: no limit.
+    pub limit_percent: u32,
+    /// Key `max_idle`, percent (`25%`): once cached bytes exceed this share of the live bytes, idle
+    /// chunks are remapped in preference to taking new memory from the driver.
+    pub max_idle_percent: u32,
+    /// `POOL_BACKEND_*`: `auto`, `vmm` or `malloc`. Fixed once the pool holds memory.
+    pub backend: i32,
+    /// `POOL_ORDER_*`: `device`, or `stream:legacy`; what `pool_alloc` and `pool_free` mean.
+    pub order: i32,
+    /// Milliseconds: the longest that one request waits for freed memory to be finished with on the
+    /// device before it is answered `POOL_ERROR_OUT_OF_MEMORY`.
+    pub settle_ms: u32,
+    /// `POOL_LOG_*`: `off`, `error`, `warn`, `info` or `debug`; written to stderr. Process-wide.
+    pub log: i32,
+}
