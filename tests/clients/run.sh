@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Runs real CUDA clients on the simulated driver: NVIDIA's cuda-bindings, and numba-cuda where it can be had.
+#
+# One line per check; "skipped:" lines where packages cannot be had. Exit code 1 if a check fails, 77 if
+# nothing could be checked. CUDASIM_LIBRARY names a build of the simulated driver in another place.
+set -euo pipefail
+
+readonly LIMIT_S=120
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+simulated=${CUDASIM_LIBRARY:-$root/target/sim/libcuda.so.1}
+output=$root/target/clients.log
+failed=0
+
+main() {
+    local answer code=0 python
+    if [[ ! -e $simulated ]]; then
+        printf 'FAILED: %s is not there; build it first (make sim)\n' "$simulated"
+        exit 1
+    fi
+    answer=$("$here/setup.sh") || code=$?
+    if ((code)); then
+        tail -n 1 <<<"$answer"
+        if ((code != 77)); then printf 'FAILED: setup.sh (exit code %d)\n' "$code"; fi
+        exit "$code"
+    fi
+    python=$(tail -n 1 <<<"$answer")
+
+    # The clients must find this driver and no other, as it is by default.
+    unset LD_PRELOAD CUDA_VISIBLE_DEVICES NUMBA_CUDA_DRIVER
+    for variable in "${!CUDASIM_@}"; do unset "$variable"; done
+    export LD_LIBRARY_PATH=${simulated%/*} EXPECTED_LIBCUDA=$simulated PYTHONDONTWRITEBYTECODE=1
+
+    check "cuda-bindings" "$python" "$here/cuda_bindings_roundtrip.py"
+    check "cuda-bindings, per-thread default streams" \
+        env CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1 "$python" "$here/cuda_bindings_roundtrip.py"
+    if [[ -e $root/target/venv/numba.installed ]]; then
+        check "numba-cuda" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 "$python" "$here/numba_roundtrip.py"
+    else
+        printf 'skipped: numba-cuda cannot be had\n'
+    fi
+    exit "$failed"
+}
+
+# Runs one client; what it says is shown only if it fails.
+check() {
+    local name=$1 code=0
+    shift
+    timeout --kill-after=5 "$LIMIT_S" "$@" >"$output" 2>&1 || code=$?
+    if ((code == 0)); then
+        printf 'ok: %s\n' "$(tail -n 1 "$output")"
+    else
+        printf 'FAILED: %s (exit code %d)\n' "$name" "$code"
+        tail -n 30 "$output"
+        failed=1
+    fi
+}
+
+main
