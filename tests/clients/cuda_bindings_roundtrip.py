@@ -43,7 +43,8 @@ def address(pointer):
 
 
 def attribute(name, device):
-    return ok(driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
+    number = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return ok(driver.cuDeviceGetAttribute(number, device))
 
 
 def check_device():
@@ -55,7 +56,8 @@ def check_device():
     true("the device computes", attribute("COMPUTE_CAPABILITY_MAJOR", device) >= 5)
     equal("unified addressing", attribute("UNIFIED_ADDRESSING", device), 1)
     fails("device -1", driver.cuDeviceGet(-1), CUresult.CUDA_ERROR_INVALID_DEVICE)
-    equal("the name of code 2", ok(driver.cuGetErrorName(CUresult.CUDA_ERROR_OUT_OF_MEMORY)), b"CUDA_ERROR_OUT_OF_MEMORY")
+    name = ok(driver.cuGetErrorName(CUresult.CUDA_ERROR_OUT_OF_MEMORY))
+    equal("the name of code 2", name, b"CUDA_ERROR_OUT_OF_MEMORY")
     return device
 
 
@@ -63,7 +65,8 @@ def check_lookup():
     for name in (b"cuMemAlloc", b"cuMemFreeAsync", b"cuMemAddressReserve"):
         pointer, status = ok(driver.cuGetProcAddress(name, 12000, 0))
         true(f"{name} is found", pointer and int(status) == 0)
-    for name, version, status in ((b"cuNoSuchName", 12000, 1), (b"cuMemAlloc_v2", 12000, 1), (b"cuMemCreate", 2000, 2)):
+    misses = ((b"cuNoSuchName", 12000, 1), (b"cuMemAlloc_v2", 12000, 1), (b"cuMemCreate", 2000, 2))
+    for name, version, status in misses:
         pointer, got = ok(driver.cuGetProcAddress(name, version, 0))
         equal(f"lookup of {name} at {version}", (int(pointer), int(got)), (0, status))
 
@@ -180,7 +183,8 @@ def check_virtual_memory(device):
 
     # A chunk outlives its mapping and takes its contents along.
     ok(driver.cuMemUnmap(address(base), chunk))
-    fails("copy to where nothing is mapped", driver.cuMemcpyHtoD(address(base), data, 16), CUresult.CUDA_ERROR_INVALID_VALUE)
+    stray = driver.cuMemcpyHtoD(address(base), data, 16)
+    fails("copy to where nothing is mapped", stray, CUresult.CUDA_ERROR_INVALID_VALUE)
     ok(driver.cuMemMap(address(base + 2 * chunk), chunk, 0, handles[0], 0))
     ok(driver.cuMemSetAccess(address(base + 2 * chunk), chunk, [access], 1))
     equal("a chunk that moved", download(base + 2 * chunk, chunk), data[:chunk])

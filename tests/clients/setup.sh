@@ -83,7 +83,8 @@ is_installed() {
 # Wheels only: nothing is compiled here. Written last, the fingerprint vouches for the rest.
 install() {
     rm -f "$venv/$1.installed"
-    run "${pip[@]}" install --disable-pip-version-check --only-binary :all: -r "$(list "$1")" || return 1
+    run "${pip[@]}" install --disable-pip-version-check --retries 1 --only-binary :all: \
+        -r "$(list "$1")" || return 1
     fingerprint "$1" >"$venv/$1.installed"
 }
 

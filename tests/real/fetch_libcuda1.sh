@@ -20,7 +20,8 @@ main() {
     local codename archive suite tool
     codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release 2>/dev/null || true)
     local suites=()
-    read -r -a suites <<<"${LIBCUDA1_SUITES:-$codename ${codename:+$codename-updates} bookworm bookworm-updates trixie sid}"
+    local usual="$codename ${codename:+$codename-updates} bookworm bookworm-updates trixie sid"
+    read -r -a suites <<<"${LIBCUDA1_SUITES:-$usual}"
 
     mkdir -p "$base"
     # One at a time: checks may run side by side, and the second then finds what the first has fetched.

@@ -103,12 +103,16 @@ static void check_stranger(const char *call, enum pool_status got) {
     }
 }
 
-static int is_zero(const void *bytes, size_t size) {
+/* A struct that crosses the boundary keeps its size and is zero otherwise. */
+static void check_zeroed(const char *call, const void *bytes, size_t size) {
     const unsigned char *byte = bytes;
-    while (size > 0 && byte[size - 1] == 0) {
-        size--;
+    size_t i, size_told;
+    memcpy(&size_told, bytes, sizeof size_told);
+    for (i = sizeof size_told; i < size && byte[i] == 0; i++) {
     }
-    return size == 0;
+    if (size_told != size || i != size) {
+        fail("%s leaves something in its out-parameter", call);
+    }
 }
 
 static void check_allocations(void) {
@@ -150,10 +154,7 @@ static void check_pointers(void) {
     memset(&info, 0x5a, sizeof info);
     info.struct_size = sizeof info;
     check_stranger("pool_query", pool.query(&here, &info));
-    if (info.struct_size != sizeof info ||
-        !is_zero((const char *)&info + sizeof info.struct_size, sizeof info - sizeof info.struct_size)) {
-        fail("pool_query leaves something in its out-parameter");
-    }
+    check_zeroed("pool_query", &info, sizeof info);
 }
 
 static void check_device_calls(void) {
@@ -169,10 +170,7 @@ static void check_device_calls(void) {
         memset(&stats, 0x5a, sizeof stats);
         stats.struct_size = sizeof stats;
         check("pool_get_stats", pool.get_stats(NULL, device, &stats));
-        if (stats.struct_size != sizeof stats ||
-            !is_zero((const char *)&stats + sizeof stats.struct_size, sizeof stats - sizeof stats.struct_size)) {
-            fail("pool_get_stats leaves something in its out-parameter");
-        }
+        check_zeroed("pool_get_stats", &stats, sizeof stats);
     }
 }
 
@@ -216,7 +214,7 @@ static void run_threads(void) {
     }
 }
 
-/* Sends stdout and stderr to a file with no name and answers its descriptor; `report` keeps the old stderr. */
+/* Sends stdout and stderr to a nameless file and answers its descriptor; `report` keeps the old stderr. */
 static int silence(void) {
     FILE *file = tmpfile();
     int old_stderr = dup(STDERR_FILENO);

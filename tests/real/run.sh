@@ -108,7 +108,11 @@ check_with_real_drivers() {
             printf 'skipped: no device, driver %s: cuInit answers %s here\n' "$version" "${cu_init:-nothing}"
         fi
         # It prints its own line.
-        if python3 "$here/check_lookup.py" "$simulated" "$path"; then passed=$((passed + 1)); else failed=1; fi
+        if python3 "$here/check_lookup.py" "$simulated" "$path"; then
+            passed=$((passed + 1))
+        else
+            failed=1
+        fi
     done
 }
 
