@@ -1,0 +1,82 @@
+/*
+ * What the simulated CUDA driver offers beyond the driver's own functions: a look inside, and knobs.
+ *
+ * All of these work before cuInit, are not counted themselves and take no part in latencies and failure rules.
+ * Where a call is named, "cuMemAlloc" means all its variants (cuMemAlloc_v2, ...), "cuMemAlloc_v2" only that one, and
+ * NULL or "*" all calls. Functions that return int answer 0 or a CUresult; an unknown name or device is an error.
+ *
+ * Environment, read at first use: CUDASIM_MEMORY, CUDASIM_DEVICES, CUDASIM_DRIVER_VERSION, CUDASIM_NO_VMM,
+ * CUDASIM_FAIL, CUDASIM_LATENCY, CUDASIM_LOG, CUDASIM_MISUSE, CUDASIM_FREE_WAITS; sim/src/knobs.rs describes each.
+ */
+#ifndef CUDASIM_H
+#define CUDASIM_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st;
+
+/*
+ * Device memory in use. It counts the sizes of cuMemCreate chunks that still have an owner or a mapping, the sizes of
+ * blocks (cuMemAlloc and the like) rounded up to 512 bytes, and what memory pools have reserved. Alignment gaps
+ * and the driver's own needs do not count, so total - free of cuMemGetInfo is the same number.
+ */
+uint64_t cudasim_used_bytes(int device);
+
+/* The most that was ever in use, and starting that figure anew from what is in use now. */
+uint64_t cudasim_peak_bytes(int device);
+void cudasim_reset_peak(int device);
+
+/* Changes the size of a device; may be less than is in use, then nothing more is to be had. */
+int cudasim_set_memory(int device, uint64_t bytes);
+
+/* How often a call was made, whatever it answered; and starting all counts from 0. */
+uint64_t cudasim_call_count(const char *name);
+void cudasim_reset_counts(void);
+
+/*
+ * Makes the nth call of that name from now on (1: the next one) answer `code` and do nothing; with `sticky`, all later
+ * ones too. nth 0 forgets the rules made for exactly this name ("*": all rules).
+ */
+int cudasim_fail(const char *name, uint64_t nth, int sticky, int code);
+
+/* How long calls of that name take at least, in nanoseconds; 0: no longer than they do. */
+int cudasim_set_latency(const char *name, uint64_t ns);
+
+/* How many misuses were reported. */
+uint64_t cudasim_misuse_count(void);
+
+/* Whether use of a dead stream or event handle ends the process (the default) or answers 400. */
+void cudasim_set_misuse_aborts(int aborts);
+
+/* Keeps reports off stderr; they are still counted and logged. */
+void cudasim_set_silent(int silent);
+
+/* Whether cuMemFree waits for the work of the block's context (the default, as the real driver mostly does). */
+void cudasim_set_free_waits(int waits);
+
+/* Objects that exist: cuMemCreate handles with owners, mappings, reservations, blocks, streams, events. */
+uint64_t cudasim_live_handles(void);
+uint64_t cudasim_live_mappings(void);
+uint64_t cudasim_live_reservations(void);
+uint64_t cudasim_live_allocations(void);
+uint64_t cudasim_live_streams(void);
+uint64_t cudasim_live_events(void);
+
+/* Work that keeps the stream busy for that long. */
+int cudasim_spin(struct CUstream_st *stream, uint64_t microseconds);
+
+/*
+ * Like a kernel: in stream order waits `delay_us`, then writes `value` to `count` 32-bit words from `dptr` on. Memory
+ * that cannot be written by then is reported and loses the context (700).
+ */
+int cudasim_poke(struct CUstream_st *stream, uint64_t dptr, uint32_t value, uint64_t count, uint64_t delay_us);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

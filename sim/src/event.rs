@@ -1,0 +1,277 @@
+//! Events: what a stream (or a context) had still to do when the event was recorded.
+
+use crate::call::{Out, Res};
+use crate::context::{self, Context};
+use crate::registry::{Found, Registry};
+use crate::stream::{self, Stream, StreamArg, Ticket};
+use crate::sync::lock;
+use crate::work::Work;
+use crate::{code, report};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+const BLOCKING_SYNC: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+
+/// When a recorded event was reached.
+#[derive(Default)]
+pub struct Stamp(OnceLock<Instant>);
+
+impl Stamp {
+    pub fn set(&self) {
+        let _ = self.0.set(Instant::now());
+    }
+}
+
+enum State {
+    /// Counts as complete.
+    Never,
+    Recorded {
+        /// Empty: complete.
+        waits: Vec<Ticket>,
+        stamp: Option<Arc<Stamp>>,
+    },
+}
+
+pub struct Event {
+    pub flags: u32,
+    pub context: &'static Context,
+    state: Mutex<State>,
+}
+
+static EVENTS: Registry<Event> = Registry::new(0x5600_0000_1000);
+
+pub fn live() -> u64 {
+    EVENTS.live()
+}
+
+impl Event {
+    fn has_timing(&self) -> bool {
+        self.flags & DISABLE_TIMING == 0
+    }
+
+    /// What it still waits for.
+    fn pending(&self) -> Vec<Ticket> {
+        match &mut *lock(&self.state) {
+            State::Never => Vec::new(),
+            State::Recorded { waits, .. } => {
+                waits.retain(|ticket| !ticket.is_done());
+                waits.clone()
+            }
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        match &mut *lock(&self.state) {
+            State::Never => true,
+            State::Recorded { waits, .. } => {
+                waits.retain(|ticket| !ticket.is_done());
+                waits.is_empty()
+            }
+        }
+    }
+
+    fn record(&self, waits: Vec<Ticket>, stamp: Option<Arc<Stamp>>) {
+        *lock(&self.state) = State::Recorded { waits, stamp };
+    }
+
+    /// A stamp of now, if the event keeps time.
+    fn stamp_now(&self) -> Option<Arc<Stamp>> {
+        self.has_timing().then(|| {
+            let stamp = Arc::new(Stamp::default());
+            stamp.set();
+            stamp
+        })
+    }
+
+    fn record_on(&self, stream: &Arc<Stream>) {
+        if stream.is_idle() {
+            self.record(Vec::new(), self.stamp_now());
+            return;
+        }
+        let stamp = Arc::new(Stamp::default());
+        let ticket = stream.submit(Work::Stamp(stamp.clone()), Vec::new());
+        self.record(vec![ticket], Some(stamp));
+    }
+}
+
+pub fn find(handle: usize) -> Res<Arc<Event>> {
+    if handle == 0 {
+        return Err(code::INVALID_HANDLE);
+    }
+    match EVENTS.find(handle) {
+        Found::Live(event) => Ok(event),
+        other => Err(lost(handle, other)),
+    }
+}
+
+fn lost(handle: usize, found: Found<Event>) -> i32 {
+    match found {
+        Found::Orphaned => code::CONTEXT_IS_DESTROYED,
+        Found::Dead => {
+            report::fatal_misuse(&format!("event {handle:#x} is used after it was destroyed"))
+        }
+        _ => report::fatal_misuse(&format!("{handle:#x} is no event")),
+    }
+}
+
+pub fn orphan(handle: usize) {
+    EVENTS.orphan(handle);
+}
+
+fn create(out: Out<usize>, flags: u32) -> Res {
+    out.check()?;
+    let context = context::current()?;
+    let interprocess_with_timing = flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0;
+    if flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) != 0 || interprocess_with_timing {
+        return Err(code::INVALID_VALUE);
+    }
+    let made = EVENTS.add(|_| {
+        Arc::new(Event {
+            flags,
+            context,
+            state: Mutex::new(State::Never),
+        })
+    });
+    let (handle, _) = made.ok_or(code::OUT_OF_MEMORY)?;
+    lock(&context.events).insert(handle);
+    out.put(handle)
+}
+
+fn destroy(handle: usize) -> Res {
+    if handle == 0 {
+        return Err(code::INVALID_HANDLE);
+    }
+    match EVENTS.remove(handle) {
+        Found::Live(event) => {
+            lock(&event.context.events).remove(&handle);
+            Ok(())
+        }
+        other => Err(lost(handle, other)),
+    }
+}
+
+fn record(handle: usize, argument: StreamArg, flags: u32) -> Res {
+    let event = find(handle)?;
+    let stream = stream::usable(argument)?;
+    if flags > 1 {
+        return Err(code::INVALID_VALUE);
+    }
+    if event.context.id != stream.context.id {
+        return Err(code::INVALID_HANDLE);
+    }
+    event.record_on(&stream);
+    Ok(())
+}
+
+fn query(handle: usize) -> Res {
+    let event = find(handle)?;
+    crate::lifecycle::usable()?;
+    event.context.check()?;
+    match event.is_complete() {
+        true => event.context.check_error(),
+        false => Err(code::NOT_READY),
+    }
+}
+
+fn synchronize(handle: usize) -> Res {
+    let event = find(handle)?;
+    crate::lifecycle::usable()?;
+    event.context.check()?;
+    event.pending().iter().for_each(Ticket::wait);
+    event.context.check_error()
+}
+
+/// `cuStreamWaitEvent`: later work of the stream waits for what the event stands for now.
+pub fn wait_on_stream(argument: StreamArg, handle: usize, flags: u32) -> Res {
+    let event = find(handle)?;
+    let stream = stream::usable(argument)?;
+    if flags > 1 {
+        return Err(code::INVALID_VALUE);
+    }
+    let waits = event.pending();
+    if !waits.is_empty() {
+        stream.submit(Work::Nothing, waits);
+    }
+    Ok(())
+}
+
+/// The context that an argument of `cuCtxRecordEvent` and its kin names.
+fn context_of(handle: usize) -> Res<&'static Context> {
+    let context = match handle {
+        0 => return context::current(),
+        _ => Context::of(handle)?,
+    };
+    context.check()?;
+    Ok(context)
+}
+
+fn record_context(handle: usize, event: usize) -> Res {
+    let context = context_of(handle)?;
+    let event = find(event)?;
+    if event.context.id != context.id {
+        return Err(code::INVALID_HANDLE);
+    }
+    // The time of completion is nobody's operation; a stamp of now will do for idle contexts only.
+    let waits = context.pending();
+    let stamp = waits.is_empty().then(|| event.stamp_now()).flatten();
+    event.record(waits, stamp);
+    Ok(())
+}
+
+fn wait_context(handle: usize, event: usize) -> Res {
+    let context = context_of(handle)?;
+    let waits = find(event)?.pending();
+    if !waits.is_empty() {
+        context.add_barrier(waits);
+    }
+    Ok(())
+}
+
+fn elapsed(out: Out<f32>, start: usize, end: usize) -> Res {
+    out.check()?;
+    let (start, end) = (find(start)?, find(end)?);
+    if !start.has_timing() || !end.has_timing() || start.context.device != end.context.device {
+        return Err(code::INVALID_HANDLE);
+    }
+    let time = |event: &Event| {
+        let complete = event.is_complete();
+        match &*lock(&event.state) {
+            State::Never => Err(code::INVALID_HANDLE),
+            _ if !complete => Err(code::NOT_READY),
+            State::Recorded { stamp, .. } => {
+                let reached = stamp.as_ref().and_then(|stamp| stamp.0.get().copied());
+                reached.ok_or(code::INVALID_HANDLE)
+            }
+        }
+    };
+    let (start, end) = (time(&start)?, time(&end)?);
+    let milliseconds = match end.checked_duration_since(start) {
+        Some(after) => after.as_secs_f32() * 1e3,
+        None => -(start - end).as_secs_f32() * 1e3,
+    };
+    out.put(milliseconds)
+}
+
+exports! {
+    fn cuEventCreate(out: Out<usize>, flags: u32) => create(out, flags);
+    early fn cuEventDestroy(event: usize) => early(event).and_then(|()| destroy(event));
+    early fn cuEventDestroy_v2(event: usize) => early(event).and_then(|()| destroy(event));
+    stream fn cuEventRecord, cuEventRecord_ptsz(event: usize; s) => record(event, s, 0);
+    early fn cuEventQuery(event: usize) => early(event).and_then(|()| query(event));
+    early fn cuEventSynchronize(event: usize) => early(event).and_then(|()| synchronize(event));
+    fn cuEventElapsedTime(out: Out<f32>, start: usize, end: usize) => elapsed(out, start, end);
+    fn cuEventElapsedTime_v2(out: Out<f32>, start: usize, end: usize) => elapsed(out, start, end);
+    fn cuCtxRecordEvent(context: usize, event: usize) => record_context(context, event);
+    fn cuCtxWaitEvent(context: usize, event: usize) => wait_context(context, event);
+    stream fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(event: usize; s; flags: u32) => record(event, s, flags);
+}
+
+/// A null event is refused even before the driver is initialised.
+fn early(handle: usize) -> Res {
+    match handle {
+        0 => Err(code::INVALID_HANDLE),
+        _ => crate::lifecycle::usable(),
+    }
+}

@@ -1,0 +1,34 @@
+//! A simulated CUDA driver: a `libcuda.so.1` for machines without a GPU.
+//!
+//! Device memory is sparse host memory behind real mappings, streams run their work later on threads of their own,
+//! and whatever the real driver leaves undefined (a destroyed stream used, memory unmapped under running work) is
+//! reported instead of silently tolerated. The exported functions stand in tables made by [`exports!`](call), one
+//! line each; the logic behind them is in ordinary functions of the same module.
+//!
+//! Where to look: `call` (what happens around every call), `lifecycle` (init, fork, exit), `knobs` and `control`
+//! (everything a test can turn), `report` (misuse), `device`, `context`, `primary`; `physical`, `ranges`, `memory`,
+//! `classic`, `vmm` (memory); `stream`, `work`, `event`, `transfer` (asynchronous work).
+#![allow(non_snake_case)] // The exported names are CUDA's.
+
+#[macro_use]
+mod call;
+mod classic;
+mod code;
+mod context;
+mod control;
+mod device;
+mod event;
+mod knobs;
+mod lifecycle;
+mod memory;
+mod physical;
+mod primary;
+mod ranges;
+mod registry;
+mod report;
+mod stream;
+mod stream_api;
+mod sync;
+mod transfer;
+mod vmm;
+mod work;

@@ -1,0 +1,290 @@
+//! The operations that streams run, as data, and running them.
+//!
+//! Like a kernel they check their memory when they run. What they cannot touch is reported and poisons the context
+//! (700), after which its later operations do nothing.
+
+use crate::event::Stamp;
+use crate::memory::{self, Access, PIECE};
+use crate::stream::Stream;
+use crate::{code, knobs, lifecycle, report};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One end of a copy.
+#[derive(Clone)]
+pub enum Side {
+    /// Memory the driver knows; checked when it is touched.
+    Known(u64),
+    /// The program's own memory.
+    Host(u64),
+    /// A copy of the source, made when the operation was submitted.
+    Staged(Arc<Vec<u8>>),
+}
+
+impl Side {
+    fn address(&self) -> u64 {
+        match self {
+            Side::Known(address) | Side::Host(address) => *address,
+            Side::Staged(bytes) => bytes.as_ptr() as u64,
+        }
+    }
+
+    fn is_known(&self) -> bool {
+        matches!(self, Side::Known(_))
+    }
+}
+
+/// Rows of a pitched copy or fill; a plain one is a single row.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub width: u64,
+    pub count: u64,
+}
+
+#[derive(Clone)]
+pub enum Work {
+    /// Only order.
+    Nothing,
+    /// Notes when the stream got here.
+    Stamp(Arc<Stamp>),
+    Spin {
+        microseconds: u64,
+    },
+    Poke {
+        address: u64,
+        value: u32,
+        count: u64,
+        delay_us: u64,
+    },
+    Fill {
+        address: u64,
+        value: u32,
+        /// Bytes of the value that count: 1, 2 or 4.
+        element: u64,
+        rows: Rows,
+        pitch: u64,
+    },
+    Copy {
+        to: Side,
+        from: Side,
+        rows: Rows,
+        to_pitch: u64,
+        from_pitch: u64,
+    },
+    /// `cuLaunchHostFunc`: not called once the context is lost.
+    HostFunction {
+        function: unsafe extern "C" fn(*mut c_void),
+        data: usize,
+    },
+    /// `cuStreamAddCallback`: called in any case, with the state.
+    Callback {
+        function: unsafe extern "C" fn(usize, i32, *mut c_void),
+        stream: usize,
+        data: usize,
+    },
+}
+
+impl Rows {
+    pub fn one(width: u64) -> Rows {
+        Rows { width, count: 1 }
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.width == 0 || self.count == 0
+    }
+
+    /// From the first byte to the last.
+    pub fn extent(self, pitch: u64) -> u64 {
+        match self.is_empty() {
+            true => 0,
+            false => pitch
+                .saturating_mul(self.count - 1)
+                .saturating_add(self.width),
+        }
+    }
+}
+
+impl Work {
+    /// The known memory it will touch.
+    pub fn touches(&self) -> [(u64, u64); 2] {
+        match self {
+            Work::Poke { address, count, .. } => [(*address, count * 4), (0, 0)],
+            Work::Fill {
+                address,
+                rows,
+                pitch,
+                ..
+            } => [(*address, rows.extent(*pitch)), (0, 0)],
+            Work::Copy {
+                to,
+                from,
+                rows,
+                to_pitch,
+                from_pitch,
+            } => [
+                (to.address(), rows.extent(*to_pitch)),
+                (from.address(), rows.extent(*from_pitch)),
+            ],
+            _ => [(0, 0), (0, 0)],
+        }
+    }
+}
+
+/// Operations being run.
+static RUNNING: AtomicU64 = AtomicU64::new(0);
+
+/// Waits until no operation runs, but not for ever.
+pub fn wait_until_quiet(limit: Duration) {
+    let start = Instant::now();
+    while RUNNING.load(Ordering::Acquire) > 0 && start.elapsed() < limit {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+pub fn run(stream: &Arc<Stream>, work: Work) {
+    RUNNING.fetch_add(1, Ordering::AcqRel);
+    if lifecycle::exiting() {
+        RUNNING.fetch_sub(1, Ordering::AcqRel);
+        loop {
+            // The process is on its way out and takes this thread along.
+            std::thread::park();
+        }
+    }
+    // A panic here must not leave the queue without its worker.
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| perform(stream, work)));
+    if let Err(payload) = result {
+        std::mem::forget(payload);
+        report::note("internal error: a panic in stream work");
+    }
+    RUNNING.fetch_sub(1, Ordering::AcqRel);
+}
+
+fn perform(stream: &Arc<Stream>, work: Work) {
+    let context = stream.context;
+    let error = context.check_error().err();
+    if let Work::Callback {
+        function,
+        stream,
+        data,
+    } = work
+    {
+        let status = error.unwrap_or(code::SUCCESS);
+        // SAFETY: by the C contract the function may be called once with this data.
+        lifecycle::in_host_function(|| unsafe { function(stream, status, data as *mut c_void) });
+        return;
+    }
+    if let Work::Stamp(stamp) = &work {
+        stamp.set();
+    }
+    if error.is_some() {
+        return;
+    }
+    let fault = match work {
+        Work::Spin { microseconds } => {
+            pass(microseconds);
+            None
+        }
+        Work::Poke {
+            address,
+            value,
+            count,
+            delay_us,
+        } => {
+            pass(delay_us);
+            let done = fill_row(context.device, address, value, 4, count * 4);
+            (!done).then_some(address)
+        }
+        Work::Fill {
+            address,
+            value,
+            element,
+            rows,
+            pitch,
+        } => (0..rows.count)
+            .map(|row| address + row * pitch)
+            .find(|&start| !fill_row(context.device, start, value, element, rows.width)),
+        Work::Copy {
+            to,
+            from,
+            rows,
+            to_pitch,
+            from_pitch,
+        } => copy_rows(context.device, &to, &from, rows, to_pitch, from_pitch).err(),
+        Work::HostFunction { function, data } => {
+            // SAFETY: by the C contract the function may be called with this data.
+            lifecycle::in_host_function(|| unsafe { function(data as *mut c_void) });
+            None
+        }
+        Work::Nothing | Work::Stamp(_) | Work::Callback { .. } => None,
+    };
+    if let Some(address) = fault {
+        report::misuse(&format!(
+            "work of stream {} of context {} touches {address:#x}, which it may not (unmapped, freed or without access)",
+            stream.id, context.id
+        ));
+        context.fail(code::ILLEGAL_ADDRESS);
+    }
+}
+
+fn pass(microseconds: u64) {
+    knobs::pass_time(Instant::now(), Duration::from_micros(microseconds));
+}
+
+/// False: some of it may not be written.
+fn fill_row(device: usize, address: u64, value: u32, element: u64, width: u64) -> bool {
+    let bytes = value.to_le_bytes();
+    let uniform = element == 1 || bytes[..element as usize].iter().all(|&b| b == bytes[0]);
+    memory::touch(device, address, width, Access::Write, |start, _, size| {
+        // SAFETY: `touch` checked that these bytes are mapped and keeps them so; rows are multiples of the element,
+        // and pieces too, as the alignment was checked at submission.
+        unsafe {
+            if uniform {
+                start.write_bytes(bytes[0], size as usize);
+            } else {
+                for at in (0..size).step_by(element as usize) {
+                    let element = (size - at).min(element) as usize;
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(at as usize), element);
+                }
+            }
+        }
+    })
+}
+
+/// `Err`: the first address that may not be touched.
+pub fn copy_rows(
+    device: usize,
+    to: &Side,
+    from: &Side,
+    rows: Rows,
+    to_pitch: u64,
+    from_pitch: u64,
+) -> Result<(), u64> {
+    for row in 0..rows.count {
+        let (to_row, from_row) = (
+            to.address() + row * to_pitch,
+            from.address() + row * from_pitch,
+        );
+        let mut done = 0;
+        while done < rows.width {
+            let size = (rows.width - done).min(PIECE);
+            let (to_at, from_at) = (to_row + done, from_row + done);
+            let memory = memory::reading();
+            if to.is_known() && !memory.permits(device, to_at, size, Access::Write) {
+                return Err(to_at);
+            }
+            if from.is_known() && !memory.permits(device, from_at, size, Access::Read) {
+                return Err(from_at);
+            }
+            // SAFETY: known memory was just checked and stays mapped under the lock; host memory is the caller's
+            // by the C contract; the ends may overlap.
+            unsafe {
+                std::ptr::copy(from_at as *const u8, to_at as *mut u8, size as usize);
+            }
+            drop(memory);
+            done += size;
+        }
+    }
+    Ok(())
+}
