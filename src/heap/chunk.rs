@@ -1,0 +1,520 @@
+//! Chunks: which physical allocation is behind which offsets; where to map more, and what can be
+//! unmapped.
+//!
+//! The heap decides and books; the calls to the driver happen between a `begin_*` and the `commit_*` or
+//! `abort_*` that follows, while the range is [`Kind::Busy`] and nobody else's.
+
+use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
+use super::pages::PageTable;
+use super::{Heap, NoHostMemory, PAGE, QUANTUM, block_flags};
+
+/// Most chunks that one growth maps. A limit, because the driver's cost goes with their number.
+pub const MAX_CHUNK_PIECES: usize = 64;
+
+/// One physical allocation of the driver, mapped whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chunk {
+    pub off: u64,
+    pub len: u64,
+    /// What the arena knows it by: a handle, or an address.
+    pub token: u64,
+    /// The last free of a block in it, in the arena's count of frees.
+    seq: u64,
+    /// Free list link while blank.
+    next: u32,
+}
+
+/// All chunks of a heap.
+pub struct Chunks {
+    array: Vec<Chunk>,
+    blank: u32,
+    blanks: usize,
+}
+
+/// Where memory is to be mapped so that a request fits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Growth {
+    hole: NodeId,
+    /// First offset to map.
+    pub off: u64,
+    /// Least bytes to map; a multiple of [`PAGE`].
+    pub need: u64,
+    /// Most bytes that can be mapped there. If it equals `need`, the hole is closed exactly.
+    pub room: u64,
+    /// Free neighbours that the request will lie in too; not to be unmapped for it.
+    pub neighbours: [NodeId; 2],
+}
+
+impl Chunks {
+    pub const fn new() -> Self {
+        Chunks {
+            array: Vec::new(),
+            blank: NIL,
+            blanks: 0,
+        }
+    }
+
+    pub fn get(&self, id: u32) -> Option<&Chunk> {
+        self.array.get(id as usize)
+    }
+
+    fn reserve(&mut self, count: usize) -> Result<(), NoHostMemory> {
+        while self.blanks < count {
+            self.array.try_reserve(1).map_err(|_| NoHostMemory)?;
+            let id = self.array.len() as u32;
+            self.array.push(Chunk {
+                off: 0,
+                len: 0,
+                token: 0,
+                seq: 0,
+                next: self.blank,
+            });
+            self.blank = id;
+            self.blanks = self.blanks.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, chunk: Chunk) -> u32 {
+        let id = self.blank;
+        debug_assert_ne!(id, NIL, "a chunk was added that was not reserved");
+        if let Some(slot) = self.array.get_mut(id as usize) {
+            self.blank = slot.next;
+            self.blanks = self.blanks.saturating_sub(1);
+            *slot = chunk;
+        }
+        id
+    }
+
+    fn remove(&mut self, id: u32) {
+        if let Some(slot) = self.array.get_mut(id as usize) {
+            *slot = Chunk {
+                off: 0,
+                len: 0,
+                token: 0,
+                seq: 0,
+                next: self.blank,
+            };
+            self.blank = id;
+            self.blanks = self.blanks.saturating_add(1);
+        }
+    }
+
+    /// Notes that the chunks of the range were in use until `seq`.
+    pub fn touch(&mut self, pages: &PageTable, off: u64, len: u64, seq: u64) {
+        let end = off.saturating_add(len);
+        let mut at = off;
+        while at < end {
+            match self.array.get_mut(pages.chunk(at) as usize) {
+                Some(chunk) => {
+                    chunk.seq = seq;
+                    at = chunk
+                        .off
+                        .saturating_add(chunk.len)
+                        .max(at.saturating_add(QUANTUM));
+                }
+                None => at = at.saturating_add(PAGE),
+            }
+        }
+    }
+}
+
+impl Heap {
+    /// Adds address space with nothing mapped. `off` and `len` are multiples of [`PAGE`].
+    pub fn add_hole(&mut self, off: u64, len: u64) -> Result<(), NoHostMemory> {
+        self.nodes.reserve(1)?;
+        self.pages.reserve_start(off)?;
+        let id = self.nodes.take(Node {
+            off,
+            len,
+            kind: Kind::Hole,
+            ..Node::BLANK
+        });
+        self.pages.set_start(off, id);
+        self.link_hole(id);
+        Ok(())
+    }
+
+    fn link_hole(&mut self, id: NodeId) {
+        let head = core::mem::replace(&mut self.holes, id);
+        let node = self.nodes.at(id);
+        node.bin_prev = NIL;
+        node.bin_next = head;
+        if head != NIL {
+            self.nodes.at(head).bin_prev = id;
+        }
+    }
+
+    fn unlink_hole(&mut self, id: NodeId) {
+        let Node {
+            bin_prev, bin_next, ..
+        } = *self.nodes.get(id);
+        if bin_prev == NIL {
+            self.holes = bin_next;
+        } else {
+            self.nodes.at(bin_prev).bin_next = bin_next;
+        }
+        if bin_next != NIL {
+            self.nodes.at(bin_next).bin_prev = bin_prev;
+        }
+    }
+
+    /// The place where the least memory need be mapped so that `stream` can have `len` bytes.
+    pub fn plan_growth(&self, stream: StreamId, len: u64, align: u64) -> Option<Growth> {
+        let align = align.max(QUANTUM);
+        let mut best: Option<Growth> = None;
+        let (mut id, mut seen) = (self.holes, 0);
+        while id != NIL && (seen < HOLE_SCAN || best.is_none()) {
+            if let Some(plan) = self.growth_in(id, stream, len, align) {
+                if best.is_none_or(|b| (plan.need, plan.off) < (b.need, b.off)) {
+                    best = Some(plan);
+                }
+            }
+            id = self.nodes.get(id).bin_next;
+            seen += 1;
+        }
+        best
+    }
+
+    fn growth_in(&self, hole: NodeId, stream: StreamId, len: u64, align: u64) -> Option<Growth> {
+        let h = *self.nodes.get(hole);
+        let (before, after) = (h.prev, h.next);
+        let from = if self.usable(before, stream) {
+            self.nodes.get(before).off
+        } else {
+            h.off
+        };
+        let start = from.checked_add(align - 1)? & !(align - 1);
+        let end = start.checked_add(len)?;
+        // Nothing before `start` is needed, but only whole pages can be left out.
+        let off = h.off.max(start / PAGE * PAGE);
+        let neighbour = |id: NodeId, uses: bool| if uses { id } else { NIL };
+        let before = neighbour(before, from < h.off);
+        if end <= h.end() {
+            let need = end
+                .saturating_sub(off)
+                .max(1)
+                .div_ceil(PAGE)
+                .saturating_mul(PAGE);
+            let room = h.end().saturating_sub(off);
+            // A hole ends at a page, so that the rounded need fits.
+            return Some(Growth {
+                hole,
+                off,
+                need,
+                room,
+                neighbours: [before, NIL],
+            });
+        }
+        if self.usable(after, stream) && end <= self.nodes.get(after).end() && off < h.end() {
+            let need = h.end().saturating_sub(off);
+            return Some(Growth {
+                hole,
+                off,
+                need,
+                room: need,
+                neighbours: [before, after],
+            });
+        }
+        None
+    }
+
+    /// Takes `len` bytes (from `need` to `room`) of a planned growth out of the hole. The plan must be from the same
+    /// hold of the lock. Afterwards [`Heap::commit_map`] or [`Heap::abort_map`] needs no memory.
+    pub fn begin_map(&mut self, plan: &Growth, len: u64) -> Result<NodeId, NoHostMemory> {
+        let end = plan.off.saturating_add(len);
+        self.nodes.reserve(2)?;
+        self.chunks.reserve(MAX_CHUNK_PIECES)?;
+        self.pages.reserve_start(plan.off)?;
+        self.pages.reserve_start(end.saturating_sub(1))?;
+        self.pages.reserve_chunks(plan.off, len)?;
+        let hole = *self.nodes.get(plan.hole);
+        if end < hole.end() {
+            self.pages.reserve_start(end)?;
+        }
+        self.unlink_hole(plan.hole);
+        let mut id = plan.hole;
+        if plan.off > hole.off {
+            id = self.cut(plan.hole, plan.off);
+            self.link_hole(plan.hole);
+        }
+        if end < hole.end() {
+            let rest = self.cut(id, end);
+            self.link_hole(rest);
+        }
+        self.nodes.at(id).kind = Kind::Busy;
+        Ok(id)
+    }
+
+    /// Books chunks (length and token, in address order) as mapped over the whole busy extent. The memory is
+    /// everyone's, or joined to the neighbours of `stream` that the growth counted on.
+    pub fn commit_map(
+        &mut self,
+        busy: NodeId,
+        plan: &Growth,
+        pieces: &[(u64, u64)],
+        stream: StreamId,
+    ) {
+        let Node { off, len, .. } = *self.nodes.get(busy);
+        let mut at = off;
+        for (piece, token) in pieces {
+            let id = self.chunks.add(Chunk {
+                off: at,
+                len: *piece,
+                token: *token,
+                seq: 0,
+                next: NIL,
+            });
+            self.pages.set_chunk(at, *piece, id);
+            at = at.saturating_add(*piece);
+        }
+        debug_assert_eq!(
+            at,
+            off.saturating_add(len),
+            "the pieces do not fill the extent"
+        );
+        self.bytes.mapped = self.bytes.mapped.saturating_add(len);
+        self.bytes.cached = self.bytes.cached.saturating_add(len);
+        self.nodes.at(busy).flags = 0;
+        let id = self.insert_free(busy, SHARED);
+        // A neighbour may have been taken meanwhile; what is still usable is joined.
+        if stream != SHARED && !self.merge_all && plan.neighbours.iter().any(|n| *n != NIL) {
+            let (mut first, mut end) = (id, self.nodes.get(id).end());
+            if self.usable(self.nodes.get(first).prev, stream) {
+                first = self.nodes.get(first).prev;
+            }
+            let next = self.nodes.get(id).next;
+            if self.usable(next, stream) {
+                end = self.nodes.get(next).end();
+            }
+            self.claim_run(first, end, stream);
+        }
+    }
+
+    /// Nothing was mapped: the busy extent is a hole again.
+    pub fn abort_map(&mut self, busy: NodeId) {
+        self.insert_hole(busy);
+    }
+
+    fn insert_hole(&mut self, id: NodeId) {
+        let mut id = id;
+        self.nodes.at(id).kind = Kind::Hole;
+        let prev = self.nodes.get(id).prev;
+        if prev != NIL && self.nodes.get(prev).kind == Kind::Hole {
+            self.unlink_hole(prev);
+            self.join_holes(prev);
+            id = prev;
+        }
+        let next = self.nodes.get(id).next;
+        if next != NIL && self.nodes.get(next).kind == Kind::Hole {
+            self.unlink_hole(next);
+            self.join_holes(id);
+        }
+        self.link_hole(id);
+    }
+
+    fn join_holes(&mut self, id: NodeId) {
+        let next = self.nodes.get(id).next;
+        let Node {
+            off,
+            len,
+            next: after,
+            ..
+        } = *self.nodes.get(next);
+        self.pages.set_start(off, NIL);
+        let node = self.nodes.at(id);
+        node.len = node.len.saturating_add(len);
+        node.next = after;
+        if after != NIL {
+            self.nodes.at(after).prev = id;
+        }
+        self.nodes.give(next);
+    }
+
+    /// Adds a region that is one chunk: memory that the driver placed itself. Free for everyone, or, with
+    /// `own`, a live block of its own.
+    pub fn add_chunk_region(
+        &mut self,
+        off: u64,
+        len: u64,
+        token: u64,
+        own: Option<super::BlockInfo>,
+    ) -> Result<(), NoHostMemory> {
+        self.reserve_chunk_region(off, len)?;
+        let id = self.nodes.take(Node {
+            off,
+            len,
+            kind: Kind::Busy,
+            ..Node::BLANK
+        });
+        self.pages.set_start(off, id);
+        let chunk = self.chunks.add(Chunk {
+            off,
+            len,
+            token,
+            seq: self.seq,
+            next: NIL,
+        });
+        self.pages.set_chunk(off, len, chunk);
+        self.bytes.mapped = self.bytes.mapped.saturating_add(len);
+        self.bytes.cached = self.bytes.cached.saturating_add(len);
+        match own {
+            Some(info) => {
+                self.hand_out(id, info);
+            }
+            None => {
+                self.insert_free(id, SHARED);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that [`Heap::add_chunk_region`] with the same arguments needs no memory.
+    pub fn reserve_chunk_region(&mut self, off: u64, len: u64) -> Result<(), NoHostMemory> {
+        self.nodes.reserve(1)?;
+        self.chunks.reserve(1)?;
+        self.pages.reserve_start(off)?;
+        self.pages.reserve_chunks(off, len)
+    }
+
+    /// Collects idle chunks, least recently used first, until they sum up to `wanted` bytes: chunks wholly inside
+    /// free extents and finished with on the device. `done` tells how far each stream has got, and
+    /// `spared` are extents to leave alone. Returns the bytes collected. `take` decides about each chunk.
+    pub fn collect_idle(
+        &self,
+        wanted: u64,
+        done: &dyn Fn(StreamId) -> u64,
+        spared: [NodeId; 2],
+        out: &mut Vec<u32>,
+        take: &dyn Fn(&Chunk, u64) -> bool,
+    ) -> Result<u64, NoHostMemory> {
+        let mut cursors = Vec::new();
+        cursors
+            .try_reserve_exact(self.queues.len())
+            .map_err(|_| NoHostMemory)?;
+        cursors.extend(self.queues.iter().map(|q| q.big.head));
+        let mut sum = 0;
+        while sum < wanted {
+            // The oldest extent of all streams; each list is in order of age.
+            let oldest = cursors.iter_mut().enumerate().filter(|(_, id)| **id != NIL);
+            let Some((stream, cursor)) = oldest.min_by_key(|(_, id)| self.nodes.get(**id).seq)
+            else {
+                break;
+            };
+            let (id, node) = (*cursor, *self.nodes.get(*cursor));
+            *cursor = node.age_next;
+            if spared.contains(&id) {
+                continue;
+            }
+            let done = if stream as StreamId == SHARED {
+                u64::MAX
+            } else {
+                done(stream as StreamId)
+            };
+            let mut at = node.off;
+            while at < node.end() && sum < wanted {
+                let chunk_id = self.pages.chunk(at);
+                let Some(chunk) = self.chunks.get(chunk_id) else {
+                    break;
+                };
+                let end = chunk.off.saturating_add(chunk.len);
+                if chunk.off >= node.off
+                    && end <= node.end()
+                    && chunk.seq <= done
+                    && take(chunk, sum)
+                {
+                    out.try_reserve(1).map_err(|_| NoHostMemory)?;
+                    out.push(chunk_id);
+                    sum = sum.saturating_add(chunk.len);
+                }
+                at = end.max(at.saturating_add(QUANTUM));
+            }
+        }
+        Ok(sum)
+    }
+
+    pub fn chunk(&self, id: u32) -> Option<Chunk> {
+        self.chunks.get(id).copied()
+    }
+
+    /// Takes an idle chunk out of the free extent that it lies in.
+    pub fn begin_unmap(&mut self, chunk: u32) -> Result<NodeId, NoHostMemory> {
+        let Some(chunk) = self.chunk(chunk) else {
+            return Err(NoHostMemory);
+        };
+        let id = self.pages.start_at_or_below(chunk.off, 0);
+        let node = *self.nodes.get(id);
+        let end = chunk.off.saturating_add(chunk.len);
+        debug_assert!(
+            node.kind == Kind::Free && node.off <= chunk.off && end <= node.end(),
+            "the chunk is not idle"
+        );
+        let id = if node.flags & block_flags::OWN_ALLOCATION != 0
+            || (node.off == chunk.off && node.end() == end)
+        {
+            self.unlink_free(id);
+            id
+        } else {
+            self.cut_at(id, chunk.off, chunk.len)?
+        };
+        self.nodes.at(id).kind = Kind::Busy;
+        Ok(id)
+    }
+
+    /// Cuts exactly the range out of a free extent.
+    fn cut_at(&mut self, id: NodeId, off: u64, len: u64) -> Result<NodeId, NoHostMemory> {
+        let node = *self.nodes.get(id);
+        self.nodes.reserve(2)?;
+        self.pages.reserve_start(off)?;
+        let end = off.saturating_add(len);
+        if end < node.end() {
+            self.pages.reserve_start(end)?;
+        }
+        self.unlink_free(id);
+        let mut middle = id;
+        if off > node.off {
+            middle = self.cut(id, off);
+        }
+        // Busy before its neighbours are put back, or they would coalesce with it.
+        self.nodes.at(middle).kind = Kind::Busy;
+        if end < node.end() {
+            let rest = self.cut(middle, end);
+            self.insert_free(rest, node.stream);
+        }
+        if middle != id {
+            self.insert_free(id, node.stream);
+        }
+        Ok(middle)
+    }
+
+    /// The chunk was unmapped: its range is a hole. Where the region is this one chunk, the region is gone.
+    pub fn commit_unmap(&mut self, busy: NodeId, chunk: u32) {
+        let Node {
+            len,
+            off,
+            prev,
+            next,
+            ..
+        } = *self.nodes.get(busy);
+        self.bytes.mapped = self.bytes.mapped.saturating_sub(len);
+        self.bytes.cached = self.bytes.cached.saturating_sub(len);
+        self.pages.set_chunk(off, len, NIL);
+        self.chunks.remove(chunk);
+        if prev == NIL && next == NIL {
+            self.pages.set_start(off, NIL);
+            self.nodes.give(busy);
+        } else {
+            self.nodes.at(busy).flags = 0;
+            self.insert_hole(busy);
+        }
+    }
+
+    /// The chunk stays mapped: its range is idle again, for the stream that it was idle for.
+    pub fn abort_unmap(&mut self, busy: NodeId) {
+        let stream = self.nodes.get(busy).stream;
+        self.insert_free(busy, stream);
+    }
+}
+
+/// How many holes [`Heap::plan_growth`] compares, once one serves; a limit on the work of one growth.
+const HOLE_SCAN: usize = 1024;

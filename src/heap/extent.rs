@@ -1,0 +1,323 @@
+//! Extents: cutting, coalescing, and finding the best fit.
+
+use super::bins::fits;
+use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
+use super::{Heap, NoHostMemory, PARKED, QUANTUM, block_flags};
+
+impl Heap {
+    /// Keeps a freed extent as it is, for the next request of its size on `stream`.
+    pub(super) fn park(&mut self, id: NodeId, stream: StreamId) {
+        let node = self.nodes.at(id);
+        node.kind = Kind::Parked;
+        node.stream = stream;
+        let len = node.len;
+        let Some(queue) = self.queues.get_mut(stream as usize) else {
+            return;
+        };
+        let mut evicted = NIL;
+        if queue.parked_count >= PARKED {
+            // The oldest makes room, so that a size no longer used does not stay.
+            evicted = queue.parked.first().copied().unwrap_or(NIL);
+            queue.parked.copy_within(1.., 0);
+            queue.parked_len.copy_within(1.., 0);
+            queue.parked_count = PARKED - 1;
+        }
+        let at = queue.parked_count;
+        if let (Some(slot), Some(slot_len)) =
+            (queue.parked.get_mut(at), queue.parked_len.get_mut(at))
+        {
+            *slot = id;
+            *slot_len = len;
+            queue.parked_count = at.saturating_add(1);
+        }
+        if evicted != NIL {
+            self.release_extent(evicted, stream);
+        }
+    }
+
+    /// The parked extent of exactly `len` bytes that was freed last.
+    pub(super) fn take_parked(&mut self, stream: StreamId, len: u64) -> Option<NodeId> {
+        let queue = self.queues.get_mut(stream as usize)?;
+        let count = queue.parked_count;
+        let at = queue
+            .parked_len
+            .get(..count)?
+            .iter()
+            .rposition(|l| *l == len)?;
+        let id = queue.parked.get(at).copied()?;
+        queue.parked.copy_within(at.saturating_add(1)..count, at);
+        queue
+            .parked_len
+            .copy_within(at.saturating_add(1)..count, at);
+        queue.parked_count = count.saturating_sub(1);
+        Some(id)
+    }
+
+    /// Lets all parked extents of the stream coalesce.
+    pub(super) fn unpark(&mut self, stream: StreamId) {
+        while let Some(queue) = self.queues.get_mut(stream as usize) {
+            let Some(last) = queue.parked_count.checked_sub(1) else {
+                break;
+            };
+            queue.parked_count = last;
+            let id = queue.parked.get(last).copied().unwrap_or(NIL);
+            self.release_extent(id, stream);
+        }
+    }
+
+    /// Lets a freed extent coalesce, and notes in its chunks that they were used until now.
+    pub(super) fn release_extent(&mut self, id: NodeId, stream: StreamId) {
+        let Node { off, len, .. } = *self.nodes.get(id);
+        self.chunks.touch(&self.pages, off, len, self.seq);
+        self.insert_free(id, stream);
+    }
+
+    /// Makes an extent that is in no list free for `stream`, and coalesces it with its neighbours as far
+    /// as they are in the same hands. Needs no memory.
+    pub(super) fn insert_free(&mut self, id: NodeId, stream: StreamId) -> NodeId {
+        let seq = self.seq;
+        let flags = self.nodes.get(id).flags;
+        let node = self.nodes.at(id);
+        node.kind = Kind::Free;
+        node.stream = stream;
+        node.seq = seq;
+        if flags & block_flags::OWN_ALLOCATION != 0 {
+            // Serves no other block: in no bin, but with an age, so that it is given back.
+            self.link_age(id);
+            return id;
+        }
+        let mut id = id;
+        let prev = self.nodes.get(id).prev;
+        if self.merges(prev, id) {
+            self.unlink_free(prev);
+            self.absorb_next(prev);
+            id = prev;
+        }
+        let next = self.nodes.get(id).next;
+        if self.merges(next, id) {
+            self.unlink_free(next);
+            self.absorb_next(id);
+        }
+        self.nodes.at(id).seq = seq;
+        self.link_age(id);
+        let Node { stream, .. } = *self.nodes.get(id);
+        if let Some(bins) = self
+            .queues
+            .get_mut(stream as usize)
+            .and_then(|q| q.bins.first_mut())
+        {
+            bins.insert(&mut self.nodes, id);
+        }
+        id
+    }
+
+    /// Whether the free neighbour and the extent `id` may become one.
+    fn merges(&self, neighbour: NodeId, id: NodeId) -> bool {
+        if neighbour == NIL {
+            return false;
+        }
+        let (a, b) = (self.nodes.get(neighbour), self.nodes.get(id));
+        a.kind == Kind::Free
+            && a.flags & block_flags::OWN_ALLOCATION == 0
+            && (a.stream == b.stream
+                || (self.merge_all && (a.stream == SHARED || b.stream == SHARED)))
+    }
+
+    /// Joins the extent behind `id` to it. The result is everyone's only if both were.
+    fn absorb_next(&mut self, id: NodeId) {
+        let next = self.nodes.get(id).next;
+        let Node {
+            off,
+            len,
+            next: after,
+            stream,
+            ..
+        } = *self.nodes.get(next);
+        self.pages.set_start(off, NIL);
+        let node = self.nodes.at(id);
+        node.len = node.len.saturating_add(len);
+        node.next = after;
+        node.stream = if node.stream == SHARED {
+            stream
+        } else {
+            node.stream
+        };
+        if after != NIL {
+            self.nodes.at(after).prev = id;
+        }
+        self.nodes.give(next);
+    }
+
+    fn link_age(&mut self, id: NodeId) {
+        let Node { len, stream, .. } = *self.nodes.get(id);
+        if let Some(queue) = self.queues.get_mut(stream as usize) {
+            queue.age_list(len).push_back(&mut self.nodes, id);
+        }
+    }
+
+    /// Takes a free extent out of bins and age list.
+    pub(super) fn unlink_free(&mut self, id: NodeId) {
+        let Node {
+            len, stream, flags, ..
+        } = *self.nodes.get(id);
+        let Some(queue) = self.queues.get_mut(stream as usize) else {
+            return;
+        };
+        queue.age_list(len).remove(&mut self.nodes, id);
+        if flags & block_flags::OWN_ALLOCATION == 0 {
+            if let Some(bins) = queue.bins.first_mut() {
+                bins.remove(&mut self.nodes, id);
+            }
+        }
+    }
+
+    /// Cuts an extent at `off`, which lies inside it. The part from `off` on is a new extent that has
+    /// the kind of the first and is in no list. Nodes and page entry must have been reserved.
+    pub(super) fn cut(&mut self, id: NodeId, off: u64) -> NodeId {
+        let whole = *self.nodes.get(id);
+        let tail = self.nodes.take(Node {
+            off,
+            len: whole.end().saturating_sub(off),
+            prev: id,
+            next: whole.next,
+            ..whole
+        });
+        if whole.next != NIL {
+            self.nodes.at(whole.next).prev = tail;
+        }
+        let head = self.nodes.at(id);
+        head.len = off.saturating_sub(whole.off);
+        head.next = tail;
+        self.pages.set_start(off, tail);
+        tail
+    }
+
+    /// The best fit for `stream`, out of its own and everyone's memory, cut to `len`; in no list, and
+    /// still counted as cached.
+    pub(super) fn take_extent(
+        &mut self,
+        stream: StreamId,
+        len: u64,
+        align: u64,
+    ) -> Result<Option<NodeId>, NoHostMemory> {
+        let find = |s: StreamId| {
+            let bins = self.queues.get(s as usize)?.bins.first()?;
+            let id = bins.best_fit(&self.nodes, len, align)?;
+            Some((self.nodes.get(id).len, s != stream, id))
+        };
+        let own = find(stream);
+        let shared = if stream == SHARED { None } else { find(SHARED) };
+        let Some((_, _, id)) = own.into_iter().chain(shared).min() else {
+            return Ok(None);
+        };
+        self.cut_out(id, len, align).map(Some)
+    }
+
+    /// Cuts `len` bytes at a multiple of `align` out of a free extent that holds them.
+    pub(super) fn cut_out(
+        &mut self,
+        id: NodeId,
+        len: u64,
+        align: u64,
+    ) -> Result<NodeId, NoHostMemory> {
+        let free = *self.nodes.get(id);
+        debug_assert!(fits(free.off, free.len, len, align));
+        let mask = align.saturating_sub(1);
+        let start = free.off.saturating_add(mask) & !mask;
+        let end = start.saturating_add(len);
+        self.nodes.reserve(2)?;
+        self.pages.reserve_start(start)?;
+        if end < free.end() {
+            self.pages.reserve_start(end)?;
+        }
+        self.unlink_free(id);
+        let mut id = id;
+        if start > free.off {
+            let gap = id;
+            id = self.cut(id, start);
+            self.relink(gap);
+        }
+        if end < free.end() {
+            let rest = self.cut(id, end);
+            self.relink(rest);
+        }
+        Ok(id)
+    }
+
+    /// Puts what is left of a cut free extent back. Its neighbours cannot have become mergeable, and its
+    /// age starts anew: keeping its place would need a search, since it may have changed lists.
+    fn relink(&mut self, id: NodeId) {
+        self.nodes.at(id).seq = self.seq;
+        self.link_age(id);
+        let stream = self.nodes.get(id).stream;
+        if let Some(bins) = self
+            .queues
+            .get_mut(stream as usize)
+            .and_then(|q| q.bins.first_mut())
+        {
+            bins.insert(&mut self.nodes, id);
+        }
+    }
+
+    /// Joins neighbouring free extents of `stream` and of everyone, where together they hold the request.
+    /// They stay apart otherwise, so that memory that is everyone's remains so.
+    pub fn stitch(&mut self, stream: StreamId, len: u64, align: u64) -> bool {
+        if stream == SHARED || self.merge_all {
+            return false;
+        }
+        let Some(queue) = self.queues.get(stream as usize) else {
+            return false;
+        };
+        for head in [queue.big.head, queue.small.head] {
+            let (mut id, mut seen) = (head, 0);
+            while id != NIL && seen < STITCH_SCAN {
+                let (first, off, end) = self.run_around(id, stream);
+                if fits(off, end.saturating_sub(off), len, align.max(QUANTUM)) {
+                    self.claim_run(first, end, stream);
+                    return true;
+                }
+                id = self.nodes.get(id).age_next;
+                seen += 1;
+            }
+        }
+        false
+    }
+
+    /// Whether the extent is free and `stream` may have it.
+    pub(super) fn usable(&self, id: NodeId, stream: StreamId) -> bool {
+        let node = self.nodes.get(id);
+        node.kind == Kind::Free
+            && node.flags & block_flags::OWN_ALLOCATION == 0
+            && (node.stream == stream || node.stream == SHARED)
+    }
+
+    /// The run of free extents around `id` that `stream` may have: its first extent, start and end.
+    fn run_around(&self, id: NodeId, stream: StreamId) -> (NodeId, u64, u64) {
+        let (mut first, mut last) = (id, id);
+        while self.usable(self.nodes.get(first).prev, stream) {
+            first = self.nodes.get(first).prev;
+        }
+        while self.usable(self.nodes.get(last).next, stream) {
+            last = self.nodes.get(last).next;
+        }
+        (first, self.nodes.get(first).off, self.nodes.get(last).end())
+    }
+
+    /// Makes one free extent of `stream` out of the usable ones from `first` up to `end`.
+    pub(super) fn claim_run(&mut self, first: NodeId, end: u64, stream: StreamId) -> NodeId {
+        self.unlink_free(first);
+        self.nodes.at(first).stream = stream;
+        loop {
+            let next = self.nodes.get(first).next;
+            if self.nodes.get(first).end() >= end || !self.usable(next, stream) {
+                break;
+            }
+            self.unlink_free(next);
+            self.absorb_next(first);
+        }
+        self.insert_free(first, stream)
+    }
+}
+
+/// How many extents [`Heap::stitch`] looks at in each age list; a limit on the work of one miss.
+const STITCH_SCAN: usize = 256;

@@ -1,0 +1,443 @@
+//! The heap: which bytes of an arena are in which block. Pure arithmetic on offsets; it knows no
+//! driver and holds no device memory, so properties and fuzzing test it with plain numbers.
+//!
+//! An arena's address space is cut into *extents*, which lie in address order without gaps. Small blocks come
+//! from *slabs*, extents cut into equal blocks; larger ones are extents of their own, found best-fit in
+//! the *bins* of their stream and coalesced when freed. Free memory belongs to the stream it was freed
+//! on, or to everyone ([`SHARED`]) once the device is known to be finished with it; the pool layer
+//! decides when that is. Operations that need host memory say so before they change anything, and
+//! freeing never needs any.
+
+mod bins;
+mod chunk;
+mod extent;
+mod node;
+mod pages;
+mod size;
+mod slab;
+#[cfg(any(test, debug_assertions))]
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub use chunk::{Chunk, Growth, MAX_CHUNK_PIECES};
+pub use node::{Kind, NIL, NodeId, SHARED, StreamId};
+pub use size::{CLASSES, MAX_SIZE, MAX_SMALL, PAGE, QUANTUM, UNIT, class_of, class_size, round_up};
+
+use bins::Bins;
+use chunk::Chunks;
+use node::{AgeList, Nodes};
+use pages::PageTable;
+use slab::Slabs;
+
+/// The host has no memory for the bookkeeping; nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoHostMemory;
+
+/// What the heap keeps for a block on the caller's behalf.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BlockInfo {
+    /// Bytes that the caller asked for.
+    pub requested: u64,
+    /// The stream it was allocated on, as the caller named it.
+    pub handle: u64,
+    /// Index of the owner tag.
+    pub owner: u16,
+    /// [`block_flags`].
+    pub flags: u8,
+}
+
+/// Facts about a block that matter when it is freed or asked about.
+pub mod block_flags {
+    /// Allocated stream-ordered.
+    pub const STREAM_ORDERED: u8 = 1;
+    /// Used on streams that the free will not name: it must be freed device-ordered.
+    pub const USED_ELSEWHERE: u8 = 2;
+    /// One driver allocation of its own: its memory serves no other block.
+    pub const OWN_ALLOCATION: u8 = 4;
+}
+
+/// A live block, found by an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// First byte.
+    pub off: u64,
+    /// Usable bytes.
+    pub len: u64,
+    pub info: BlockInfo,
+    /// Whose memory it is cut from: for a small block the stream of its slab.
+    pub stream: StreamId,
+    place: Place,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Extent(NodeId),
+    Slab { slab: u32, index: u32 },
+}
+
+/// Why an address does not name a live block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotLive {
+    /// It is no start of a block.
+    Unknown,
+    /// It was one, and has been freed.
+    Freed,
+}
+
+/// Bytes by state, each counted where it changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Bytes {
+    pub live: u64,
+    pub requested: u64,
+    pub cached: u64,
+    pub pending: u64,
+    pub overhead: u64,
+    /// All that is mapped.
+    pub mapped: u64,
+    pub live_blocks: u64,
+}
+
+/// How many freed extents of a stream keep their size for a request of the same size. A limit,
+/// because they do not coalesce meanwhile and are searched one by one.
+const PARKED: usize = 16;
+
+/// The memory of one stream, or with [`SHARED`] of everyone.
+struct Queue {
+    /// One element: boxed without an infallible allocation.
+    bins: Vec<Bins>,
+    /// Free extents of a page and more, least recently used first.
+    big: AgeList,
+    /// The other free extents.
+    small: AgeList,
+    parked: [NodeId; PARKED],
+    parked_len: [u64; PARKED],
+    parked_count: usize,
+    /// For each size class the slabs with room.
+    slabs: [u32; CLASSES],
+    /// Slabs of any fill.
+    slab_count: usize,
+}
+
+/// See the module.
+pub struct Heap {
+    nodes: Nodes,
+    pages: PageTable,
+    chunks: Chunks,
+    slabs: Slabs,
+    queues: Vec<Queue>,
+    /// Address space that is not mapped, linked by `bin_next`.
+    holes: NodeId,
+    /// Blocks freed device-ordered, oldest first.
+    pending: AgeList,
+    /// Counts frees; the age of free memory is told in it.
+    seq: u64,
+    /// With one stream in the arena everything idle is that stream's, and coalesces as such.
+    pub merge_all: bool,
+    bytes: Bytes,
+}
+
+impl Queue {
+    fn new() -> Result<Queue, NoHostMemory> {
+        let mut bins = Vec::new();
+        bins.try_reserve_exact(1).map_err(|_| NoHostMemory)?;
+        bins.push(Bins::new());
+        Ok(Queue {
+            bins,
+            big: AgeList::EMPTY,
+            small: AgeList::EMPTY,
+            parked: [NIL; PARKED],
+            parked_len: [0; PARKED],
+            parked_count: 0,
+            slabs: [NIL; CLASSES],
+            slab_count: 0,
+        })
+    }
+
+    fn age_list(&mut self, len: u64) -> &mut AgeList {
+        if len >= PAGE {
+            &mut self.big
+        } else {
+            &mut self.small
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.bins.iter().all(Bins::is_empty) && self.parked_count == 0 && self.slab_count == 0
+    }
+}
+
+impl Heap {
+    pub fn new() -> Result<Heap, NoHostMemory> {
+        let mut heap = Heap {
+            nodes: Nodes::new(),
+            pages: PageTable::new(),
+            chunks: Chunks::new(),
+            slabs: Slabs::new(),
+            queues: Vec::new(),
+            holes: NIL,
+            pending: AgeList::EMPTY,
+            seq: 0,
+            merge_all: false,
+            bytes: Bytes::default(),
+        };
+        heap.add_stream()?; // SHARED
+        Ok(heap)
+    }
+
+    /// A new stream. Its id is the next number, SHARED being 0.
+    pub fn add_stream(&mut self) -> Result<StreamId, NoHostMemory> {
+        self.queues.try_reserve(1).map_err(|_| NoHostMemory)?;
+        self.queues.push(Queue::new()?);
+        Ok(self.queues.len().saturating_sub(1) as StreamId)
+    }
+
+    /// Whether the stream holds neither idle memory nor slabs, so that its id may serve another.
+    pub fn stream_is_empty(&self, stream: StreamId) -> bool {
+        self.queues.get(stream as usize).is_none_or(Queue::is_empty)
+    }
+
+    pub fn bytes(&self) -> Bytes {
+        self.bytes
+    }
+
+    /// The count of frees so far.
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    fn next_seq(&mut self) -> u64 {
+        self.seq = self.seq.saturating_add(1);
+        self.seq
+    }
+
+    /// Allocates from what is idle for `stream`, without host memory where the heap need not be cut.
+    /// `len` is the caller's size, not 0 and at most [`MAX_SIZE`].
+    pub fn allocate(
+        &mut self,
+        stream: StreamId,
+        len: u64,
+        align: u64,
+        info: BlockInfo,
+    ) -> Result<Option<u64>, NoHostMemory> {
+        if len <= MAX_SMALL && align <= UNIT {
+            return self.allocate_small(stream, len, info);
+        }
+        let Some(len) = round_up(len, QUANTUM) else {
+            return Ok(None);
+        };
+        if align <= QUANTUM {
+            if let Some(id) = self.take_parked(stream, len) {
+                return Ok(Some(self.hand_out(id, info)));
+            }
+        }
+        self.unpark(stream);
+        Ok(self
+            .take_extent(stream, len, align.max(QUANTUM))?
+            .map(|id| self.hand_out(id, info)))
+    }
+
+    /// How many bytes of an extent a request takes from the bins.
+    pub fn extent_for(len: u64, align: u64) -> Option<u64> {
+        if len <= MAX_SMALL && align <= UNIT {
+            return Some(slab::slab_bytes(class_of(len)));
+        }
+        round_up(len, QUANTUM)
+    }
+
+    fn hand_out(&mut self, id: NodeId, info: BlockInfo) -> u64 {
+        let node = self.nodes.at(id);
+        node.kind = Kind::Used;
+        node.requested = info.requested;
+        node.handle = info.handle;
+        node.owner = info.owner;
+        node.flags = info.flags;
+        let (off, len) = (node.off, node.len);
+        self.bytes.cached = self.bytes.cached.saturating_sub(len);
+        self.count_live(len, info.requested);
+        off
+    }
+
+    fn count_live(&mut self, len: u64, requested: u64) {
+        self.bytes.live = self.bytes.live.saturating_add(len);
+        self.bytes.requested = self.bytes.requested.saturating_add(requested);
+        self.bytes.live_blocks = self.bytes.live_blocks.saturating_add(1);
+    }
+
+    fn uncount_live(&mut self, len: u64, requested: u64) {
+        self.bytes.live = self.bytes.live.saturating_sub(len);
+        self.bytes.requested = self.bytes.requested.saturating_sub(requested);
+        self.bytes.live_blocks = self.bytes.live_blocks.saturating_sub(1);
+    }
+
+    /// The live block that starts at `off`.
+    pub fn block_at(&self, off: u64) -> Result<Block, NotLive> {
+        let id = if off % UNIT == 0 {
+            self.pages.start(off / QUANTUM * QUANTUM)
+        } else {
+            NIL
+        };
+        let node = self.nodes.get(id);
+        match node.kind {
+            Kind::Used if node.off == off => Ok(self.extent_block(id)),
+            Kind::Free | Kind::Parked | Kind::Pending if node.off == off => Err(NotLive::Freed),
+            Kind::Slab => self.slab_block(id, off, true),
+            _ => Err(NotLive::Unknown),
+        }
+    }
+
+    /// The live block that `off` lies in. `floor` is the start of the region.
+    pub fn block_around(&self, off: u64, floor: u64) -> Result<Block, NotLive> {
+        let id = self.pages.start_at_or_below(off, floor);
+        let node = self.nodes.get(id);
+        match node.kind {
+            Kind::Used if off < node.end() => Ok(self.extent_block(id)),
+            Kind::Slab if off < node.end() => self.slab_block(id, off, false),
+            _ => Err(NotLive::Unknown),
+        }
+    }
+
+    fn extent_block(&self, id: NodeId) -> Block {
+        let node = self.nodes.get(id);
+        Block {
+            off: node.off,
+            len: node.len,
+            info: BlockInfo {
+                requested: node.requested,
+                handle: node.handle,
+                owner: node.owner,
+                flags: node.flags,
+            },
+            stream: node.stream,
+            place: Place::Extent(id),
+        }
+    }
+
+    /// Marks a live block as used on streams that its free will not name.
+    pub fn mark_used_elsewhere(&mut self, block: &Block) {
+        match block.place {
+            Place::Extent(id) => self.nodes.at(id).flags |= block_flags::USED_ELSEWHERE,
+            Place::Slab { slab, index } => {
+                self.slabs.mark(slab, index, block_flags::USED_ELSEWHERE)
+            }
+        }
+    }
+
+    /// Frees a live block on `stream`: that stream may have the memory again at once. A small block must be
+    /// from a slab of that stream.
+    pub fn free_on(&mut self, block: &Block, stream: StreamId) {
+        let seq = self.next_seq();
+        match block.place {
+            Place::Extent(id) => {
+                self.uncount_live(block.len, block.info.requested);
+                self.bytes.cached = self.bytes.cached.saturating_add(block.len);
+                self.nodes.at(id).seq = seq;
+                if block.info.flags & block_flags::OWN_ALLOCATION != 0
+                    || block.len >= MAX_PARKED_LEN
+                {
+                    self.release_extent(id, stream);
+                } else {
+                    self.park(id, stream);
+                }
+            }
+            Place::Slab { slab, index } => self.free_small(slab, index, stream),
+        }
+    }
+
+    /// Frees a live block for nobody yet: it waits until [`Heap::complete_pending`] is told that the
+    /// device has got past this moment.
+    pub fn free_pending(&mut self, block: &Block) {
+        let seq = self.next_seq();
+        self.uncount_live(block.len, block.info.requested);
+        self.bytes.pending = self.bytes.pending.saturating_add(block.len);
+        match block.place {
+            Place::Extent(id) => {
+                let node = self.nodes.at(id);
+                node.kind = Kind::Pending;
+                node.seq = seq;
+                self.pending.push_back(&mut self.nodes, id);
+            }
+            Place::Slab { slab, index } => self.slabs.set_pending(slab, index, seq),
+        }
+    }
+
+    /// Whether any block waits for the device.
+    pub fn has_pending(&self) -> bool {
+        self.bytes.pending > 0
+    }
+
+    /// The device has got past every free up to `done`: these blocks are idle for everyone.
+    pub fn complete_pending(&mut self, done: u64) {
+        loop {
+            let id = self.pending.head;
+            let node = *self.nodes.get(id);
+            if id == NIL || node.seq > done {
+                break;
+            }
+            self.pending.remove(&mut self.nodes, id);
+            self.bytes.pending = self.bytes.pending.saturating_sub(node.len);
+            self.bytes.cached = self.bytes.cached.saturating_add(node.len);
+            self.insert_free(id, SHARED);
+        }
+        while let Some((slab, index)) = self.slabs.pop_pending(done) {
+            let len = class_size(self.slabs.class(slab));
+            self.bytes.pending = self.bytes.pending.saturating_sub(len);
+            self.bytes.cached = self.bytes.cached.saturating_add(len);
+            self.slab_gains(slab, index);
+        }
+    }
+
+    /// Memory that `stream` freed up to `done` is finished with: it becomes everyone's.
+    pub fn settle(&mut self, stream: StreamId, done: u64) {
+        if stream == SHARED {
+            return;
+        }
+        for big in [true, false] {
+            loop {
+                let Some(queue) = self.queues.get(stream as usize) else {
+                    return;
+                };
+                let id = if big {
+                    queue.big.head
+                } else {
+                    queue.small.head
+                };
+                if id == NIL || self.nodes.get(id).seq > done {
+                    break;
+                }
+                self.unlink_free(id);
+                self.insert_free(id, SHARED);
+            }
+        }
+    }
+
+    /// Lets the slabs of `stream` that are wholly free, and its parked extents, coalesce.
+    pub fn flush(&mut self, stream: StreamId) {
+        self.unpark(stream);
+        self.release_empty_slabs(stream);
+    }
+
+    /// Number of streams, SHARED included.
+    pub fn streams(&self) -> StreamId {
+        self.queues.len() as StreamId
+    }
+
+    /// The largest free extent that a request of `stream` could have.
+    pub fn largest_free(&self, stream: StreamId) -> u64 {
+        let largest = |s: StreamId| {
+            let bins = self.queues.get(s as usize).and_then(|q| q.bins.first());
+            bins.map_or(0, |bins| bins.largest(&self.nodes))
+        };
+        largest(stream).max(largest(SHARED))
+    }
+
+    /// Checks every invariant of the heap; panics where one does not hold. For tests and debug builds.
+    #[cfg(any(test, debug_assertions))]
+    pub fn validate(&self) {
+        validate::validate(self);
+    }
+}
+
+/// Extents of this length and more coalesce at once: they are too large to be kept for one size.
+const MAX_PARKED_LEN: u64 = 1 << 30;

@@ -1,0 +1,467 @@
+//! Slabs: extents cut into equal blocks of one size class, for small blocks.
+//!
+//! A slab belongs to one stream. A block freed there is that stream's again at once; a block freed
+//! elsewhere waits as pending and returns to its slab when the device is finished with it. A slab that is wholly
+//! free coalesces again, except for one of each class that the stream keeps.
+
+use super::node::{Kind, NIL, Node, NodeId, StreamId};
+use super::size::{MAX_SLAB_BLOCKS, QUANTUM, UNIT, class_of, class_size, slab_blocks};
+use super::{Block, BlockInfo, Heap, NoHostMemory, NotLive, Place};
+
+const WORDS: usize = (MAX_SLAB_BLOCKS / 64) as usize;
+/// No pending block.
+const NO_LINK: u64 = u64::MAX;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Free,
+    Live,
+    Pending,
+}
+
+/// What is kept for each block of a slab.
+#[derive(Clone, Copy, Debug)]
+struct Small {
+    requested: u32,
+    owner: u16,
+    flags: u8,
+    state: State,
+    /// Live: the stream as the caller named it. Pending: when it was freed.
+    handle_or_seq: u64,
+    /// Pending: the next one, as slab and index.
+    link: u64,
+}
+
+struct Slab {
+    node: NodeId,
+    off: u64,
+    class: usize,
+    stream: StreamId,
+    free: u64,
+    /// Bit i: block i is free.
+    bits: [u64; WORDS],
+    blocks: Vec<Small>,
+    /// Neighbours among the slabs of a stream and class that have room.
+    prev: u32,
+    next: u32,
+}
+
+/// All slabs of a heap.
+pub struct Slabs {
+    array: Vec<Option<Slab>>,
+    /// Indexes not in use.
+    vacant: Vec<u32>,
+    pending_head: u64,
+    pending_tail: u64,
+}
+
+/// Bytes of a slab of the class.
+pub const fn slab_bytes(class: usize) -> u64 {
+    slab_blocks(class).saturating_mul(class_size(class))
+}
+
+fn link(slab: u32, index: u32) -> u64 {
+    u64::from(slab) << 32 | u64::from(index)
+}
+
+impl Slabs {
+    pub const fn new() -> Self {
+        Slabs {
+            array: Vec::new(),
+            vacant: Vec::new(),
+            pending_head: NO_LINK,
+            pending_tail: NO_LINK,
+        }
+    }
+
+    fn get(&self, slab: u32) -> Option<&Slab> {
+        self.array.get(slab as usize)?.as_ref()
+    }
+
+    fn at(&mut self, slab: u32) -> Option<&mut Slab> {
+        self.array.get_mut(slab as usize)?.as_mut()
+    }
+
+    fn block(&mut self, slab: u32, index: u32) -> Option<&mut Small> {
+        self.at(slab)?.blocks.get_mut(index as usize)
+    }
+
+    pub fn class(&self, slab: u32) -> usize {
+        self.get(slab).map_or(0, |s| s.class)
+    }
+
+    pub fn mark(&mut self, slab: u32, index: u32, flag: u8) {
+        if let Some(block) = self.block(slab, index) {
+            block.flags |= flag;
+        }
+    }
+
+    /// Puts a live block on the list of those that wait for the device.
+    pub fn set_pending(&mut self, slab: u32, index: u32, seq: u64) {
+        if let Some(block) = self.block(slab, index) {
+            block.state = State::Pending;
+            block.handle_or_seq = seq;
+            block.link = NO_LINK;
+        }
+        let this = link(slab, index);
+        let tail = self.pending_tail;
+        match self.block((tail >> 32) as u32, tail as u32) {
+            Some(last) if tail != NO_LINK => last.link = this,
+            _ => self.pending_head = this,
+        }
+        self.pending_tail = this;
+    }
+
+    /// Takes the oldest pending block that was freed no later than `done`.
+    pub fn pop_pending(&mut self, done: u64) -> Option<(u32, u32)> {
+        let head = self.pending_head;
+        if head == NO_LINK {
+            return None;
+        }
+        let (slab, index) = ((head >> 32) as u32, head as u32);
+        let block = self.block(slab, index)?;
+        if block.handle_or_seq > done {
+            return None;
+        }
+        self.pending_head = block.link;
+        if self.pending_head == NO_LINK {
+            self.pending_tail = NO_LINK;
+        }
+        Some((slab, index))
+    }
+
+    /// Bytes pending and live in all slabs, and their blocks; for validation.
+    #[cfg(any(test, debug_assertions))]
+    pub fn totals(&self) -> (u64, u64, u64, u64) {
+        let (mut live, mut pending, mut requested, mut blocks) = (0, 0, 0, 0);
+        for slab in self.array.iter().flatten() {
+            let mut free = 0;
+            for (i, small) in slab.blocks.iter().enumerate() {
+                let bit = slab.bits[i / 64] >> (i % 64) & 1;
+                assert_eq!(
+                    bit == 1,
+                    small.state == State::Free,
+                    "a slab's bits disagree with its blocks"
+                );
+                match small.state {
+                    State::Free => free += 1,
+                    State::Live => {
+                        live += class_size(slab.class);
+                        requested += u64::from(small.requested);
+                        blocks += 1;
+                    }
+                    State::Pending => pending += class_size(slab.class),
+                }
+            }
+            assert_eq!(free, slab.free, "a slab counts its free blocks wrong");
+        }
+        (live, pending, requested, blocks)
+    }
+
+    /// The node, length in blocks, and free blocks of a slab; for validation.
+    #[cfg(any(test, debug_assertions))]
+    pub fn describe(&self, slab: u32) -> Option<(NodeId, usize, u64, StreamId)> {
+        self.get(slab).map(|s| (s.node, s.class, s.free, s.stream))
+    }
+}
+
+impl Heap {
+    pub(super) fn allocate_small(
+        &mut self,
+        stream: StreamId,
+        len: u64,
+        info: BlockInfo,
+    ) -> Result<Option<u64>, NoHostMemory> {
+        let class = class_of(len);
+        let head = self
+            .queues
+            .get(stream as usize)
+            .and_then(|q| q.slabs.get(class))
+            .copied()
+            .unwrap_or(NIL);
+        let slab = if head != NIL {
+            head
+        } else {
+            match self.new_slab(stream, class)? {
+                Some(slab) => slab,
+                None => return Ok(None),
+            }
+        };
+        Ok(self.take_small(slab, info))
+    }
+
+    /// Hands out a block of a slab with room.
+    fn take_small(&mut self, index: u32, info: BlockInfo) -> Option<u64> {
+        let slab = self.slabs.at(index)?;
+        let (w, word) = slab
+            .bits
+            .iter_mut()
+            .enumerate()
+            .find(|(_, word)| **word != 0)?;
+        let bit = word.trailing_zeros() as usize;
+        *word &= word.wrapping_sub(1);
+        slab.free = slab.free.saturating_sub(1);
+        let at = w.saturating_mul(64).saturating_add(bit);
+        *slab.blocks.get_mut(at)? = Small {
+            requested: info.requested as u32, // At most MAX_SMALL.
+            owner: info.owner,
+            flags: info.flags,
+            state: State::Live,
+            handle_or_seq: info.handle,
+            link: NO_LINK,
+        };
+        let len = class_size(slab.class);
+        let off = slab.off.saturating_add(len.saturating_mul(at as u64));
+        if slab.free == 0 {
+            self.unlist_slab(index);
+        }
+        self.bytes.cached = self.bytes.cached.saturating_sub(len);
+        self.count_live(len, info.requested);
+        Some(off)
+    }
+
+    fn new_slab(&mut self, stream: StreamId, class: usize) -> Result<Option<u32>, NoHostMemory> {
+        let len = slab_bytes(class);
+        let count = slab_blocks(class) as usize;
+        let mut blocks = Vec::new();
+        blocks.try_reserve_exact(count).map_err(|_| NoHostMemory)?;
+        let blank = Small {
+            requested: 0,
+            owner: 0,
+            flags: 0,
+            state: State::Free,
+            handle_or_seq: 0,
+            link: NO_LINK,
+        };
+        blocks.resize(count, blank);
+        if self.slabs.vacant.is_empty() {
+            // Room in `vacant` for every index, so that giving a slab up needs no memory.
+            let more = self.slabs.array.len().clamp(16, 1 << 14);
+            self.slabs.array.try_reserve(1).map_err(|_| NoHostMemory)?;
+            if self.slabs.vacant.capacity() <= self.slabs.array.len() {
+                self.slabs
+                    .vacant
+                    .try_reserve(self.slabs.array.len().saturating_add(more))
+                    .map_err(|_| NoHostMemory)?;
+            }
+        }
+        self.unpark(stream);
+        let Some(node) = self.take_extent(stream, len, QUANTUM)? else {
+            return Ok(None);
+        };
+        let Node { off, .. } = *self.nodes.get(node);
+        // A slab is at most 288 KiB: two pages, and both may need entries.
+        if self
+            .pages
+            .reserve_start(off)
+            .and(self.pages.reserve_start(off.saturating_add(len - 1)))
+            .is_err()
+        {
+            self.insert_free(node, stream);
+            return Err(NoHostMemory);
+        }
+        for at in (off..off.saturating_add(len)).step_by(QUANTUM as usize) {
+            self.pages.set_start(at, node);
+        }
+        let index = self
+            .slabs
+            .vacant
+            .pop()
+            .unwrap_or(self.slabs.array.len() as u32);
+        let mut bits = [0u64; WORDS];
+        for (w, word) in bits.iter_mut().enumerate() {
+            let here = count.saturating_sub(w.saturating_mul(64)).min(64) as u32;
+            *word = u64::MAX.checked_shr(64 - here).unwrap_or(0);
+        }
+        let slab = Slab {
+            node,
+            off,
+            class,
+            stream,
+            free: count as u64,
+            bits,
+            blocks,
+            prev: NIL,
+            next: NIL,
+        };
+        match self.slabs.array.get_mut(index as usize) {
+            Some(slot) => *slot = Some(slab),
+            None => self.slabs.array.push(Some(slab)), // Reserved above.
+        }
+        let record = self.nodes.at(node);
+        record.kind = Kind::Slab;
+        record.slab = index;
+        record.stream = stream;
+        if let Some(queue) = self.queues.get_mut(stream as usize) {
+            queue.slab_count = queue.slab_count.saturating_add(1);
+        }
+        self.list_slab(index);
+        Ok(Some(index))
+    }
+
+    pub(super) fn slab_block(&self, id: NodeId, off: u64, exact: bool) -> Result<Block, NotLive> {
+        let node = self.nodes.get(id);
+        let slab = self.slabs.get(node.slab).ok_or(NotLive::Unknown)?;
+        let len = class_size(slab.class);
+        let inside = off.checked_sub(slab.off).ok_or(NotLive::Unknown)?;
+        let index = inside / len;
+        if exact && inside % len != 0 {
+            return Err(NotLive::Unknown);
+        }
+        let small = slab.blocks.get(index as usize).ok_or(NotLive::Unknown)?;
+        if small.state != State::Live {
+            return Err(NotLive::Freed);
+        }
+        Ok(Block {
+            off: slab.off.saturating_add(index.saturating_mul(len)),
+            len,
+            info: BlockInfo {
+                requested: u64::from(small.requested),
+                handle: small.handle_or_seq,
+                owner: small.owner,
+                flags: small.flags,
+            },
+            stream: slab.stream,
+            place: Place::Slab {
+                slab: node.slab,
+                index: index as u32,
+            },
+        })
+    }
+
+    /// Frees a small block on the stream of its slab.
+    pub(super) fn free_small(&mut self, slab: u32, index: u32, stream: StreamId) {
+        let Some(owner) = self.slabs.get(slab) else {
+            return;
+        };
+        debug_assert_eq!(
+            owner.stream, stream,
+            "a small block was freed on a stream that its slab is not of"
+        );
+        let len = class_size(owner.class);
+        let requested = owner
+            .blocks
+            .get(index as usize)
+            .map_or(0, |b| u64::from(b.requested));
+        self.uncount_live(len, requested);
+        self.bytes.cached = self.bytes.cached.saturating_add(len);
+        self.slab_gains(slab, index);
+    }
+
+    /// A block returns to its slab.
+    pub(super) fn slab_gains(&mut self, index: u32, at: u32) {
+        let Some(slab) = self.slabs.at(index) else {
+            return;
+        };
+        if let Some(block) = slab.blocks.get_mut(at as usize) {
+            block.state = State::Free;
+            block.link = NO_LINK;
+        }
+        if let Some(word) = slab.bits.get_mut(at as usize / 64) {
+            *word |= 1 << (at % 64);
+        }
+        slab.free = slab.free.saturating_add(1);
+        let (free, all) = (slab.free, slab.blocks.len() as u64);
+        if free == 1 {
+            self.list_slab(index);
+        } else if free == all {
+            // Keep it if it is the only one with room: the next request of the class finds it.
+            let Some(slab) = self.slabs.get(index) else {
+                return;
+            };
+            if slab.prev != NIL || slab.next != NIL {
+                self.release_slab(index);
+            }
+        }
+    }
+
+    /// Gives a wholly free slab back to the extents.
+    fn release_slab(&mut self, index: u32) {
+        self.unlist_slab(index);
+        let Some(slab) = self
+            .slabs
+            .array
+            .get_mut(index as usize)
+            .and_then(Option::take)
+        else {
+            return;
+        };
+        self.slabs.vacant.push(index); // Reserved when the slab was made.
+        let len = slab_bytes(slab.class);
+        for at in (slab.off..slab.off.saturating_add(len))
+            .step_by(QUANTUM as usize)
+            .skip(1)
+        {
+            self.pages.set_start(at, NIL);
+        }
+        if let Some(queue) = self.queues.get_mut(slab.stream as usize) {
+            queue.slab_count = queue.slab_count.saturating_sub(1);
+        }
+        let node = self.nodes.at(slab.node);
+        node.slab = NIL;
+        node.flags = 0;
+        self.release_extent(slab.node, slab.stream);
+    }
+
+    pub(super) fn release_empty_slabs(&mut self, stream: StreamId) {
+        for class in 0..super::CLASSES {
+            let mut at = self
+                .queues
+                .get(stream as usize)
+                .and_then(|q| q.slabs.get(class))
+                .copied()
+                .unwrap_or(NIL);
+            while let Some(slab) = self.slabs.get(at) {
+                let (next, empty) = (slab.next, slab.free == slab.blocks.len() as u64);
+                if empty {
+                    self.release_slab(at);
+                }
+                at = next;
+            }
+        }
+    }
+
+    fn list_slab(&mut self, index: u32) {
+        let Some(slab) = self.slabs.get(index) else {
+            return;
+        };
+        let (class, stream) = (slab.class, slab.stream);
+        let Some(head) = self
+            .queues
+            .get_mut(stream as usize)
+            .and_then(|q| q.slabs.get_mut(class))
+        else {
+            return;
+        };
+        let old = core::mem::replace(head, index);
+        if let Some(slab) = self.slabs.at(index) {
+            slab.prev = NIL;
+            slab.next = old;
+        }
+        if let Some(old) = self.slabs.at(old) {
+            old.prev = index;
+        }
+    }
+
+    fn unlist_slab(&mut self, index: u32) {
+        let Some(slab) = self.slabs.at(index) else {
+            return;
+        };
+        let (class, stream, prev, next) = (slab.class, slab.stream, slab.prev, slab.next);
+        (slab.prev, slab.next) = (NIL, NIL);
+        if let Some(prev) = self.slabs.at(prev) {
+            prev.next = next;
+        } else if let Some(head) = self
+            .queues
+            .get_mut(stream as usize)
+            .and_then(|q| q.slabs.get_mut(class))
+        {
+            *head = next;
+        }
+        if let Some(next) = self.slabs.at(next) {
+            next.prev = prev;
+        }
+    }
+}
+
+const _: () = assert!(MAX_SLAB_BLOCKS as usize <= WORDS * 64 && UNIT > 0);

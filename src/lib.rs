@@ -1,0 +1,25 @@
+//! cudapool: a pooled GPU memory allocator behind a small C ABI.
+//!
+//! Layers, each of which knows only those below: [`ffi`] -> [`pool`] -> {[`heap`], [`arena`]} ->
+//! [`driver`]; [`error`] is under all of them. The contract is in `include/cudapool.h`, the reasons in
+//! `docs/architecture.md`.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice
+    )
+)]
+#![deny(clippy::undocumented_unsafe_blocks, unsafe_op_in_unsafe_fn)]
+
+#[cfg(panic = "abort")]
+compile_error!("cudapool catches panics at its boundary: build it with panic = \"unwind\"");
+
+pub mod error;
+pub mod heap;
