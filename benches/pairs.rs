@@ -85,7 +85,7 @@ fn driver() -> Library {
     panic!("cannot start anew: {error}");
 }
 
-/// Makes the primary context of device 0 current, as the CUDA runtime does.
+/// Makes the primary context of device 0 current on the calling thread, as the CUDA runtime does.
 fn use_device(driver: Library) {
     let mut context = ptr::null_mut();
     // SAFETY: the types are those of the driver's header, and the pointers are valid during the calls.
@@ -101,6 +101,7 @@ fn use_device(driver: Library) {
 /// Allocates and frees on one stream.
 #[derive(Clone, Copy)]
 struct Pool {
+    driver: Library,
     alloc: AllocAsync,
     free: FreeAsync,
     stream: Stream,
@@ -115,6 +116,7 @@ impl Pool {
         let path = CString::new(path.into_os_string().into_encoded_bytes()).unwrap();
         let library = Library::open(&path).expect("no libcudapool.so: run `make lib`");
         let mut pool = Self {
+            driver,
             // SAFETY: the types are those of `include/cudapool.h`.
             alloc: unsafe { library.function(c"pool_alloc_async") },
             // SAFETY: as above.
@@ -255,6 +257,7 @@ fn bench_two_threads(
         bencher.iter_custom(|iterations| {
             let barrier = Barrier::new(pools.len());
             let work = |pool: Pool| {
+                use_device(pool.driver);
                 // The first pair of a thread may have to find the memory.
                 pool.pair(size);
                 barrier.wait();

@@ -31,6 +31,8 @@ struct Cuda {
   int (*alloc)(unsigned long long *out, size_t size) = nullptr;
   int (*free)(unsigned long long pointer) = nullptr;
 
+  CUctx_st *context = nullptr;  // the primary context of device 0
+
   // The simulated driver's own counters; NULL with a real driver.
   uint64_t (*used_bytes)(int device) = nullptr;
   uint64_t (*peak_bytes)(int device) = nullptr;
@@ -130,7 +132,12 @@ inline void check(int result, const char *what) {
   }
 }
 
-// Opens the driver, makes the primary context of device 0 current, as the CUDA runtime would.
+// Makes the context current on the calling thread, as the CUDA runtime does on each thread.
+inline void use_context(const Cuda &cuda) {
+  check(cuda.set_context(cuda.context), "cuCtxSetCurrent");
+}
+
+// Opens the driver, and makes the primary context of device 0 current on this thread.
 inline Cuda open_cuda() {
   void *library = open_driver();
   if (library == nullptr) throw std::runtime_error(dlerror());
@@ -150,9 +157,8 @@ inline Cuda open_cuda() {
   take(library, "cudasim_call_count", &cuda.call_count);
   take(library, "cudasim_reset_counts", &cuda.reset_counts);
   check(cuda.init(0), "cuInit");
-  CUctx_st *context = nullptr;
-  check(cuda.retain_context(&context, 0), "cuDevicePrimaryCtxRetain");
-  check(cuda.set_context(context), "cuCtxSetCurrent");
+  check(cuda.retain_context(&cuda.context, 0), "cuDevicePrimaryCtxRetain");
+  use_context(cuda);
   return cuda;
 }
 

@@ -1,7 +1,7 @@
 // Times what a caller of cudapool waits for: a cached, stream-ordered allocation with its free,
 // beside two uncontended lock/unlock pairs of a mutex in the same run. Absolute times say more of
-// the machine than of the pool, so the bounds are on the ratios. Fails where a ratio stays above its
-// bound, or where a cached pair calls the driver, in every one of several attempts.
+// the machine than of the pool, so the bounds are on the ratios. Fails where in each of several
+// attempts a ratio is above its bound, or a cached pair calls the driver.
 //
 //   pairs            the pairs, a few seconds
 //   pairs --growth   how the cost of a call grows with live blocks and with the device
@@ -133,6 +133,7 @@ Timing time_two_threads(const Bench &bench, uint64_t size, bool same_stream) {
   std::string failure[2];
   CUstream_st *const second = same_stream ? bench.stream : driver::new_stream(bench.cuda);
   const auto work = [&](int which, CUstream_st *stream) {
+    driver::use_context(bench.cuda);
     alignas(128) pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     const auto pair = [&](int) {
       void *block = nullptr;

@@ -51,7 +51,8 @@ inline std::runtime_error failure(const std::string &what) {
   return std::runtime_error(what);
 }
 
-// Runs `argv` and returns all it writes to its standard output; false where there is no such program.
+// Runs `argv` and takes all that it writes to its standard output; false where there is no such
+// program.
 inline bool output_of(const std::vector<std::string> &argv, std::string *output) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw failure("pipe: " + std::string(strerror(errno)));
@@ -147,7 +148,9 @@ inline Trace load(const std::string &path) {
       return failure(path + ":" + std::to_string(number) + ": " + why);
     };
     uint64_t id = 0;
-    if ((kind != 'a' && kind != 'f') || !line.number(&id)) throw wrong("neither a nor f with an id");
+    if ((kind != 'a' && kind != 'f') || !line.number(&id)) {
+      throw wrong("neither a nor f with an id");
+    }
     if (kind == 'a') {
       Live block{trace.slots, 0, 0};
       if (!line.number(&block.size)) throw wrong("an allocation without a size");
