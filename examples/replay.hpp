@@ -358,8 +358,8 @@ inline Result run(const Setup &setup, bool simulated) {
   std::string text;
   try {
     trace::output_of({"/proc/self/exe", "--replay", setup.trace, kind, limit}, &text);
-  } catch (const std::exception &) {
-    result.failure = "the replaying process died";
+  } catch (const std::exception &error) {
+    result.failure = error.what();
   }
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {

@@ -79,6 +79,7 @@ inline bool output_of(const std::vector<std::string> &argv, std::string *output)
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
+  if (WIFSIGNALED(status)) throw failure(argv[0] + " died: " + strsignal(WTERMSIG(status)));
   if (status != 0) throw failure(argv[0] + " failed on " + argv.back());
   return true;
 }
