@@ -26,6 +26,8 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
+    pub const NULL: Out<T> = Out(std::ptr::null_mut());
+
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }

@@ -9,7 +9,7 @@ use crate::context::{self, Context};
 use crate::memory::{self, Backing, Block, Kind, Memory, SharedBlock, LARGE_PAGE};
 use crate::physical::{Physical, Place};
 use crate::ranges::{round_up, FreeRanges};
-use crate::{code, device, knobs, stream};
+use crate::{capture, code, device, knobs, stream};
 
 const STEP: u64 = 512;
 const OWN_FROM: u64 = 1 << 20;
@@ -119,6 +119,7 @@ pub fn free_all_of(context: &Context) {
 
 fn alloc(out: Out<u64>, size: usize) -> Res {
     let context = context::current()?;
+    capture::unsafe_call()?;
     out.check()?;
     if size == 0 {
         return Err(code::INVALID_VALUE);
@@ -140,6 +141,7 @@ fn free(address: u64) -> Res {
         block.context
     };
     context::current()?;
+    capture::unsafe_call()?;
     if knobs::free_waits() {
         owner.wait();
     }

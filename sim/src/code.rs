@@ -11,13 +11,23 @@ pub const DEINITIALIZED: i32 = 4;
 pub const NO_DEVICE: i32 = 100;
 pub const INVALID_DEVICE: i32 = 101;
 pub const INVALID_CONTEXT: i32 = 201;
-pub const OPERATING_SYSTEM: i32 = 304;
 pub const INVALID_HANDLE: i32 = 400;
+pub const ILLEGAL_STATE: i32 = 401;
+pub const NOT_FOUND: i32 = 500;
 pub const NOT_READY: i32 = 600;
 pub const ILLEGAL_ADDRESS: i32 = 700;
 pub const CONTEXT_IS_DESTROYED: i32 = 709;
 pub const NOT_PERMITTED: i32 = 800;
 pub const NOT_SUPPORTED: i32 = 801;
+pub const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
+pub const STREAM_CAPTURE_INVALIDATED: i32 = 901;
+pub const STREAM_CAPTURE_MERGE: i32 = 902;
+pub const STREAM_CAPTURE_UNMATCHED: i32 = 903;
+pub const STREAM_CAPTURE_UNJOINED: i32 = 904;
+pub const STREAM_CAPTURE_ISOLATION: i32 = 905;
+pub const STREAM_CAPTURE_IMPLICIT: i32 = 906;
+pub const CAPTURED_EVENT: i32 = 907;
+pub const STREAM_CAPTURE_WRONG_THREAD: i32 = 908;
 pub const UNKNOWN: i32 = 999;
 
 macro_rules! codes {
@@ -93,15 +103,6 @@ codes! {
     908 "ERROR_STREAM_CAPTURE_WRONG_THREAD" "attempt to terminate a thread-local capture sequence from another thread"
     909 "ERROR_TIMEOUT" "wait operation timed out"
     999 "ERROR_UNKNOWN" "unknown error"
-}
-
-/// The code's name for messages of our own.
-pub fn name(code: i32) -> &'static str {
-    CODES
-        .iter()
-        .find(|entry| entry.0 == code)
-        .and_then(|entry| entry.1.to_str().ok())
-        .unwrap_or("an unknown code")
 }
 
 fn describe(

@@ -6,7 +6,7 @@
 use crate::call::{Out, Res};
 use crate::stream::{Kind, Stream, Ticket};
 use crate::sync::{lock, read, write};
-use crate::{classic, code, device, event, primary, report};
+use crate::{capture, classic, code, device, event, primary, report};
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering};
@@ -202,12 +202,11 @@ impl Context {
         self.state.store(state, Ordering::Release);
         self.life.fetch_add(1, Ordering::AcqRel);
         self.wait();
-        for stream in std::mem::take(&mut *lock(&self.streams)) {
-            stream.orphan();
-        }
-        for handle in std::mem::take(&mut *lock(&self.events)) {
-            event::orphan(handle);
-        }
+        // Both take locks of their own, so not under these.
+        let streams = std::mem::take(&mut *lock(&self.streams));
+        streams.iter().for_each(|stream| stream.orphan());
+        let events = std::mem::take(&mut *lock(&self.events));
+        events.into_iter().for_each(event::orphan);
         classic::free_all_of(self);
         self.peers.store(0, Ordering::Release);
     }
@@ -343,6 +342,7 @@ fn synchronize(handle: usize) -> Res {
             context
         }
     };
+    capture::disturbed(context)?;
     context.wait();
     context.check_error()
 }

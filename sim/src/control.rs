@@ -13,6 +13,7 @@ use std::ffi::{c_char, CStr};
 static TABLES: &[&[Entry]] = &[
     crate::code::TABLE,
     crate::lifecycle::TABLE,
+    crate::lookup::TABLE,
     crate::device::TABLE,
     crate::primary::TABLE,
     crate::context::TABLE,
@@ -21,6 +22,8 @@ static TABLES: &[&[Entry]] = &[
     crate::stream_api::TABLE,
     crate::event::TABLE,
     crate::transfer::TABLE,
+    crate::capture::TABLE,
+    crate::graph::TABLE,
 ];
 
 pub fn all_exports() -> impl Iterator<Item = &'static Entry> {
@@ -28,8 +31,8 @@ pub fn all_exports() -> impl Iterator<Item = &'static Entry> {
 }
 
 /// The driver version that brought this symbol.
-pub fn since(_symbol: &str) -> i32 {
-    0
+pub fn since(symbol: &str) -> i32 {
+    crate::procaddress::since(symbol).unwrap_or(0)
 }
 
 /// The C string, or `*` for NULL; `None` if no call goes by it.

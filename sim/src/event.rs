@@ -1,7 +1,9 @@
 //! Events: what a stream (or a context) had still to do when the event was recorded.
 
 use crate::call::{Out, Res};
+use crate::capture::{self, CapturedPoint, Route};
 use crate::context::{self, Context};
+use crate::graph::NodeWork;
 use crate::registry::{Found, Registry};
 use crate::stream::{self, Stream, StreamArg, Ticket};
 use crate::sync::lock;
@@ -13,6 +15,9 @@ use std::time::Instant;
 const BLOCKING_SYNC: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
+
+/// A flag of recording and waiting: in a capture, a node instead of a dependency.
+const EXTERNAL: u32 = 1;
 
 /// When a recorded event was reached.
 #[derive(Default)]
@@ -32,6 +37,8 @@ enum State {
         waits: Vec<Ticket>,
         stamp: Option<Arc<Stamp>>,
     },
+    /// On a capturing stream: it only means something inside that capture.
+    Captured(CapturedPoint),
 }
 
 pub struct Event {
@@ -54,7 +61,7 @@ impl Event {
     /// What it still waits for.
     fn pending(&self) -> Vec<Ticket> {
         match &mut *lock(&self.state) {
-            State::Never => Vec::new(),
+            State::Never | State::Captured(_) => Vec::new(),
             State::Recorded { waits, .. } => {
                 waits.retain(|ticket| !ticket.is_done());
                 waits.clone()
@@ -64,7 +71,7 @@ impl Event {
 
     fn is_complete(&self) -> bool {
         match &mut *lock(&self.state) {
-            State::Never => true,
+            State::Never | State::Captured(_) => true,
             State::Recorded { waits, .. } => {
                 waits.retain(|ticket| !ticket.is_done());
                 waits.is_empty()
@@ -83,6 +90,14 @@ impl Event {
             stamp.set();
             stamp
         })
+    }
+
+    /// Asking about an event recorded in a capture is an error, about another one potentially unsafe.
+    fn observe(&self) -> Res {
+        if matches!(&*lock(&self.state), State::Captured(_)) {
+            return Err(code::CAPTURED_EVENT);
+        }
+        capture::unsafe_call()
     }
 
     fn record_on(&self, stream: &Arc<Stream>) {
@@ -152,7 +167,7 @@ fn destroy(handle: usize) -> Res {
     }
 }
 
-fn record(handle: usize, argument: StreamArg, flags: u32) -> Res {
+pub fn record(handle: usize, argument: StreamArg, flags: u32) -> Res {
     let event = find(handle)?;
     let stream = stream::usable(argument)?;
     if flags > 1 {
@@ -161,7 +176,17 @@ fn record(handle: usize, argument: StreamArg, flags: u32) -> Res {
     if event.context.id != stream.context.id {
         return Err(code::INVALID_HANDLE);
     }
-    event.record_on(&stream);
+    match capture::route(&stream)? {
+        Route::Run => event.record_on(&stream),
+        Route::Record if flags == EXTERNAL => {
+            capture::record(&stream, NodeWork::RecordEvent(handle))?
+        }
+        Route::Record => {
+            if let Some(point) = capture::point(&stream) {
+                *lock(&event.state) = State::Captured(point);
+            }
+        }
+    }
     Ok(())
 }
 
@@ -169,6 +194,7 @@ fn query(handle: usize) -> Res {
     let event = find(handle)?;
     crate::lifecycle::usable()?;
     event.context.check()?;
+    event.observe()?;
     match event.is_complete() {
         true => event.context.check_error(),
         false => Err(code::NOT_READY),
@@ -179,6 +205,7 @@ fn synchronize(handle: usize) -> Res {
     let event = find(handle)?;
     crate::lifecycle::usable()?;
     event.context.check()?;
+    event.observe()?;
     event.pending().iter().for_each(Ticket::wait);
     event.context.check_error()
 }
@@ -189,6 +216,24 @@ pub fn wait_on_stream(argument: StreamArg, handle: usize, flags: u32) -> Res {
     let stream = stream::usable(argument)?;
     if flags > 1 {
         return Err(code::INVALID_VALUE);
+    }
+    let captured = match &*lock(&event.state) {
+        State::Captured(point) => Some(point.clone()),
+        _ => None,
+    };
+    if let Some(point) = captured {
+        return capture::join(&stream, &point);
+    }
+    match capture::route(&stream)? {
+        Route::Record if flags == EXTERNAL => {
+            return capture::record(&stream, NodeWork::WaitEvent(handle));
+        }
+        Route::Record if matches!(&*lock(&event.state), State::Recorded { .. }) => {
+            return Err(capture::wait_outside(&stream));
+        }
+        Route::Record => return Ok(()),
+        Route::Run if flags == EXTERNAL => return Err(code::INVALID_VALUE),
+        Route::Run => {}
     }
     let waits = event.pending();
     if !waits.is_empty() {
@@ -214,6 +259,7 @@ fn record_context(handle: usize, event: usize) -> Res {
         return Err(code::INVALID_HANDLE);
     }
     // The time of completion is nobody's operation; a stamp of now will do for idle contexts only.
+    capture::disturbed(context)?;
     let waits = context.pending();
     let stamp = waits.is_empty().then(|| event.stamp_now()).flatten();
     event.record(waits, stamp);
@@ -222,7 +268,12 @@ fn record_context(handle: usize, event: usize) -> Res {
 
 fn wait_context(handle: usize, event: usize) -> Res {
     let context = context_of(handle)?;
-    let waits = find(event)?.pending();
+    let event = find(event)?;
+    if matches!(&*lock(&event.state), State::Captured(_)) {
+        return Err(code::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    capture::disturbed(context)?;
+    let waits = event.pending();
     if !waits.is_empty() {
         context.add_barrier(waits);
     }
@@ -239,6 +290,7 @@ fn elapsed(out: Out<f32>, start: usize, end: usize) -> Res {
         let complete = event.is_complete();
         match &*lock(&event.state) {
             State::Never => Err(code::INVALID_HANDLE),
+            State::Captured(_) => Err(code::CAPTURED_EVENT),
             _ if !complete => Err(code::NOT_READY),
             State::Recorded { stamp, .. } => {
                 let reached = stamp.as_ref().and_then(|stamp| stamp.0.get().copied());

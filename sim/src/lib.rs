@@ -7,22 +7,27 @@
 //!
 //! Where to look: `call` (what happens around every call), `lifecycle` (init, fork, exit), `knobs` and `control`
 //! (everything a test can turn), `report` (misuse), `device`, `context`, `primary`; `physical`, `ranges`, `memory`,
-//! `classic`, `vmm` (memory); `stream`, `work`, `event`, `transfer` (asynchronous work).
+//! `classic`, `vmm` (memory); `stream`, `work`, `event`, `transfer` (asynchronous work);
+//! `capture`, `graph`; `lookup` and `procaddress` (symbol lookup).
 #![allow(non_snake_case)] // The exported names are CUDA's.
 
 #[macro_use]
 mod call;
+mod capture;
 mod classic;
 mod code;
 mod context;
 mod control;
 mod device;
 mod event;
+mod graph;
 mod knobs;
 mod lifecycle;
+mod lookup;
 mod memory;
 mod physical;
 mod primary;
+mod procaddress;
 mod ranges;
 mod registry;
 mod report;

@@ -44,10 +44,6 @@ pub fn exiting() -> bool {
     PHASE.load(Ordering::Acquire) == EXITING
 }
 
-pub fn forked() -> bool {
-    PHASE.load(Ordering::Acquire) == FORKED
-}
-
 /// Runs a host function, during which this thread's calls are refused.
 pub fn in_host_function(run: impl FnOnce()) {
     IN_HOST_FUNCTION.set(true);

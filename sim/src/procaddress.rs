@@ -94,6 +94,14 @@ impl Row {
     }
 }
 
+/// The version that brought this symbol (with its suffixes); `None` if it is not in the table.
+pub fn since(symbol: &str) -> Option<i32> {
+    table()
+        .iter()
+        .find(|row| row.default == symbol || row.per_thread == Some(symbol))
+        .map(|row| row.since)
+}
+
 /// The rows of one base name, oldest first; empty where the name is not in the table.
 fn forms_of(name: &str) -> &'static [Row] {
     let rows = table();
@@ -150,11 +158,9 @@ mod tests {
     fn every_line_of_the_table_is_read_and_in_order() {
         assert_eq!(table().len(), data_lines().count());
         assert!(table().len() > 600);
-        assert!(
-            table()
-                .windows(2)
-                .all(|pair| (pair[0].base, pair[0].since) < (pair[1].base, pair[1].since))
-        );
+        assert!(table()
+            .windows(2)
+            .all(|pair| (pair[0].base, pair[0].since) < (pair[1].base, pair[1].since)));
         for row in table() {
             assert!(row.default.starts_with(row.base), "{}", row.default);
             let per_thread = row.per_thread.unwrap_or(row.default);
@@ -302,11 +308,9 @@ mod tests {
     #[test]
     fn refusals_depend_on_flags_and_from_13_on_the_version() {
         assert!((0..4).all(|flags| !is_refused(i32::MAX, flags, DRIVER)));
-        assert!(
-            [4, 5, 8, 1 << 32, u64::MAX]
-                .iter()
-                .all(|&flags| is_refused(DRIVER, flags, DRIVER))
-        );
+        assert!([4, 5, 8, 1 << 32, u64::MAX]
+            .iter()
+            .all(|&flags| is_refused(DRIVER, flags, DRIVER)));
         assert!(!is_refused(13000, 0, 13000) && !is_refused(0, 0, 13000));
         assert!(is_refused(13010, 0, 13000) && is_refused(-1, 0, 13000));
     }
@@ -346,10 +350,9 @@ mod tests {
                 for flags in [0, PER_THREAD] {
                     if let Found(symbol) = lookup(row.base, version, flags, 13020, |_| true) {
                         let own = forms_of(row.base);
-                        assert!(
-                            own.iter()
-                                .any(|f| f.default == symbol || f.per_thread == Some(symbol))
-                        );
+                        assert!(own
+                            .iter()
+                            .any(|f| f.default == symbol || f.per_thread == Some(symbol)));
                     }
                 }
             }

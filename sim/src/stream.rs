@@ -6,7 +6,9 @@
 //! event's for a waiting stream. Tickets only ever name operations submitted earlier, so no cycle can arise.
 
 use crate::call::Res;
+use crate::capture::{self, Route};
 use crate::context::{self, Context};
+use crate::graph::NodeWork;
 use crate::registry::{Found, Registry};
 use crate::sync::{lock, wait, wait_for};
 use crate::work::{self, Work};
@@ -119,6 +121,8 @@ pub struct Stream {
     submitted: AtomicU64,
     finished: AtomicU64,
     queue: Mutex<Queue>,
+    /// The capture it takes part in.
+    pub capture: Mutex<Option<capture::Joined>>,
     /// Something was submitted.
     arrival: Condvar,
     /// Something was finished.
@@ -169,6 +173,7 @@ impl Stream {
                 has_worker: false,
                 closed: false,
             }),
+            capture: Mutex::new(None),
             arrival: Condvar::new(),
             progress: Condvar::new(),
         })
@@ -305,6 +310,7 @@ impl Stream {
     /// Its context ended.
     pub fn orphan(self: &Arc<Self>) {
         STREAMS.orphan(self.handle.load(Ordering::Relaxed));
+        capture::abandon(self);
         self.close();
     }
 
@@ -345,6 +351,7 @@ pub fn destroy(handle: usize) -> Res {
         0..=PER_THREAD_HANDLE => Err(code::INVALID_HANDLE),
         _ => match STREAMS.remove(handle) {
             Found::Live(stream) => {
+                capture::abandon(&stream);
                 stream.close();
                 Ok(())
             }
@@ -415,8 +422,14 @@ pub fn usable(argument: StreamArg) -> Res<Arc<Stream>> {
 
 /// Submits work to the stream an argument names.
 pub fn launch(argument: StreamArg, work: Work) -> Res {
-    usable(argument)?.submit(work, Vec::new());
-    Ok(())
+    let stream = usable(argument)?;
+    match capture::route(&stream)? {
+        Route::Record => capture::record(&stream, NodeWork::Run(work)),
+        Route::Run => {
+            stream.submit(work, Vec::new());
+            Ok(())
+        }
+    }
 }
 
 /// Whether nothing is submitted anywhere.

@@ -1,11 +1,10 @@
 //! The exported functions of streams.
 
 use crate::call::{Out, Res};
-use crate::context;
 use crate::event;
 use crate::stream::{self, StreamArg};
 use crate::work::Work;
-use crate::{code, lifecycle};
+use crate::{capture, code, lifecycle};
 use std::ffi::c_void;
 
 fn create(out: Out<usize>, flags: u32, priority: i32) -> Res {
@@ -23,6 +22,7 @@ fn destroy(handle: usize) -> Res {
 
 fn query(argument: StreamArg) -> Res {
     let stream = stream::usable(argument)?;
+    capture::observed(&stream)?;
     match stream.is_idle() {
         true => stream.context.check_error(),
         false => Err(code::NOT_READY),
@@ -31,6 +31,7 @@ fn query(argument: StreamArg) -> Res {
 
 fn synchronize(argument: StreamArg) -> Res {
     let stream = stream::usable(argument)?;
+    capture::observed(&stream)?;
     stream.wait();
     stream.context.check_error()
 }
@@ -64,6 +65,7 @@ fn callback(argument: StreamArg, function: Callback, data: usize, flags: u32) ->
     if flags != 0 {
         return Err(code::INVALID_VALUE);
     }
+    capture::not_capturable(&stream::usable(argument)?)?;
     let stream = argument.raw;
     stream::launch(
         argument,

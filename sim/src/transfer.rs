@@ -4,8 +4,10 @@
 //! the operation runs, because by then the memory may be gone.
 
 use crate::call::Res;
+use crate::capture::{self, Route};
+use crate::graph::NodeWork;
 use crate::memory::{self, Access, Kind};
-use crate::stream::{self, StreamArg};
+use crate::stream::{self, Stream, StreamArg};
 use crate::work::{self, Rows, Side, Work};
 use crate::{code, context};
 use std::sync::Arc;
@@ -83,7 +85,9 @@ pub fn copy_2d(
     let from = locate(from, device, rows.extent(from_pitch), Access::Read)?;
     let mut source = from.side();
     let mut source_pitch = from_pitch;
+    let recorded = recorded(&stream, mode)?;
     let waits = match mode {
+        Mode::Async if recorded => false,
         // Copies inside device memory may be under way when the call returns.
         Mode::Sync => to.host || from.host,
         Mode::Async if to.is_pageable() => true,
@@ -102,21 +106,31 @@ pub fn copy_2d(
         return work::copy_rows(device, &to.side(), &source, rows, to_pitch, source_pitch)
             .map_err(|_| code::INVALID_VALUE);
     }
-    let ticket = stream.submit(
-        Work::Copy {
-            to: to.side(),
-            from: source,
-            rows,
-            to_pitch,
-            from_pitch: source_pitch,
-        },
-        Vec::new(),
-    );
+    let work = Work::Copy {
+        to: to.side(),
+        from: source,
+        rows,
+        to_pitch,
+        from_pitch: source_pitch,
+    };
+    if recorded {
+        return capture::record(&stream, NodeWork::Run(work));
+    }
+    let ticket = stream.submit(work, Vec::new());
     if waits {
         ticket.wait();
         stream.context.check_error()?;
     }
     Ok(())
+}
+
+/// Whether the operation belongs to a capture; one whose call waits cannot.
+fn recorded(stream: &Arc<Stream>, mode: Mode) -> Res<bool> {
+    match (capture::route(stream)?, mode) {
+        (Route::Run, _) => Ok(false),
+        (Route::Record, Mode::Async) => Ok(true),
+        (Route::Record, Mode::Sync) => capture::not_capturable(stream).map(|()| false),
+    }
 }
 
 fn stage(from: &Located, rows: Rows, pitch: u64) -> Res<Side> {
@@ -174,16 +188,17 @@ fn fill(
     let kind = memory::reading()
         .block_at(address)
         .map(|(_, block)| block.kind);
-    let ticket = stream.submit(
-        Work::Fill {
-            address,
-            value,
-            element,
-            rows,
-            pitch,
-        },
-        Vec::new(),
-    );
+    let work = Work::Fill {
+        address,
+        value,
+        element,
+        rows,
+        pitch,
+    };
+    if recorded(&stream, mode)? {
+        return capture::record(&stream, NodeWork::Run(work));
+    }
+    let ticket = stream.submit(work, Vec::new());
     if mode == Mode::Sync && (to.host || kind == Some(Kind::Managed)) {
         ticket.wait();
         stream.context.check_error()?;

@@ -4,6 +4,7 @@
 //! (700), after which its later operations do nothing.
 
 use crate::event::Stamp;
+use crate::graph::Instance;
 use crate::memory::{self, Access, PIECE};
 use crate::stream::Stream;
 use crate::{code, knobs, lifecycle, report};
@@ -47,6 +48,8 @@ pub struct Rows {
 pub enum Work {
     /// Only order.
     Nothing,
+    /// Keeps something alive until here.
+    Hold(#[allow(dead_code)] Arc<Instance>),
     /// Notes when the stream got here.
     Stamp(Arc<Stamp>),
     Spin {
@@ -110,7 +113,7 @@ impl Work {
     /// The known memory it will touch.
     pub fn touches(&self) -> [(u64, u64); 2] {
         match self {
-            Work::Poke { address, count, .. } => [(*address, count * 4), (0, 0)],
+            Work::Poke { address, count, .. } => [(*address, count.saturating_mul(4)), (0, 0)],
             Work::Fill {
                 address,
                 rows,
@@ -193,7 +196,7 @@ fn perform(stream: &Arc<Stream>, work: Work) {
             delay_us,
         } => {
             pass(delay_us);
-            let done = fill_row(context.device, address, value, 4, count * 4);
+            let done = fill_row(context.device, address, value, 4, count.saturating_mul(4));
             (!done).then_some(address)
         }
         Work::Fill {
@@ -217,7 +220,7 @@ fn perform(stream: &Arc<Stream>, work: Work) {
             lifecycle::in_host_function(|| unsafe { function(data as *mut c_void) });
             None
         }
-        Work::Nothing | Work::Stamp(_) | Work::Callback { .. } => None,
+        Work::Nothing | Work::Hold(_) | Work::Stamp(_) | Work::Callback { .. } => None,
     };
     if let Some(address) = fault {
         report::misuse(&format!(
