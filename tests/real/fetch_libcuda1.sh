@@ -21,7 +21,7 @@ main() {
     codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release 2>/dev/null || true)
     local suites=()
     local usual="$codename ${codename:+$codename-updates} bookworm bookworm-updates trixie sid"
-    read -r -a suites <<<"${LIBCUDA1_SUITES:-$usual}"
+    mapfile -t suites < <(tr -s " " "\n" <<<"${LIBCUDA1_SUITES:-$usual}" | awk "NF && !seen[\$0]++")
 
     mkdir -p "$base"
     # One at a time: checks may run side by side, and the second then finds what the first has fetched.
