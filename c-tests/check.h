@@ -1,0 +1,194 @@
+/* check.h: what every C test shares: checks that count instead of stopping, the statuses' names in what they
+ * print, helpers around `pool_get_stats`. Compile with _GNU_SOURCE. With CHECK_WITHOUT_LIBRARY nothing in it calls
+ * the library. */
+
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cudapool.h"
+
+#define KIB ((size_t)1024)
+#define MIB (1024 * KIB)
+#define GIB (1024 * MIB)
+
+/* The runner counts a program that exits with this as skipped. */
+#define EXIT_SKIPPED 77
+
+static int check_failures;
+static const char *check_running = "main";
+
+/* At most this many failures are printed; after a hundred the rest says nothing new. */
+enum { CHECK_PRINTED = 100 };
+
+static inline int check_fail(const char *file, int line) {
+  int count = __atomic_add_fetch(&check_failures, 1, __ATOMIC_SEQ_CST);
+  if (count <= CHECK_PRINTED) {
+    fprintf(stderr, "%s:%d: %s: ", file, line, check_running);
+  }
+  return count <= CHECK_PRINTED;
+}
+
+static inline int check_that(int good, const char *text, const char *file, int line) {
+  if (!good && check_fail(file, line)) {
+    fprintf(stderr, "not so: %s\n", text);
+  }
+  return good;
+}
+
+static inline int check_equal(uint64_t got, uint64_t want, const char *text, const char *file, int line) {
+  if (got != want && check_fail(file, line)) {
+    fprintf(stderr, "%s: %llu (0x%llx)\n", text, (unsigned long long)got, (unsigned long long)got);
+  }
+  return got == want;
+}
+
+#ifndef CHECK_WITHOUT_LIBRARY
+static inline int check_status(int got, int want, const char *text, const char *file, int line) {
+  if (got != want && check_fail(file, line)) {
+    char why[400] = "";
+    pool_last_error(why, sizeof why);
+    fprintf(stderr, "%s answered %s, not %s (last error: %s)\n", text, pool_status_name(got),
+            pool_status_name(want), why);
+  }
+  return got == want;
+}
+#endif
+
+/* Each is an expression: nonzero where the check held. */
+#define CHECK(condition) check_that((condition) ? 1 : 0, #condition, __FILE__, __LINE__)
+#define CHECK_EQ(got, want) \
+  check_equal((uint64_t)(got), (uint64_t)(want), #got " is not " #want " but", __FILE__, __LINE__)
+#define CHECK_STATUS(want, call) check_status((int)(call), (want), #call, __FILE__, __LINE__)
+
+/* Runs one test function, its name in front of what fails in it. */
+#define RUN(test) (check_running = #test, test())
+
+static inline void check_skip(const char *why) {
+  printf("skipped: %s: %s\n", check_running, why);
+}
+
+/* The exit code of a program whose checks are done. */
+static inline int check_result(void) {
+  if (check_failures > CHECK_PRINTED) {
+    fprintf(stderr, "... and %d more\n", check_failures - CHECK_PRINTED);
+  }
+  return check_failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+/* ---- time and chance ---- */
+
+static inline double now_ms(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec * 1e3 + (double)time.tv_nsec / 1e6;
+}
+
+static inline void sleep_ms(int milliseconds) {
+  struct timespec time;
+  time.tv_sec = milliseconds / 1000;
+  time.tv_nsec = (long)(milliseconds % 1000) * 1000000;
+  while (nanosleep(&time, &time) != 0 && errno == EINTR) {
+  }
+}
+
+/* xorshift64*: the same numbers everywhere, a state per thread. The seed is not 0. */
+static inline uint64_t random_next(uint64_t *state) {
+  *state ^= *state >> 12;
+  *state ^= *state << 25;
+  *state ^= *state >> 27;
+  return *state * UINT64_C(2685821657736338717);
+}
+
+static inline uint64_t random_below(uint64_t *state, uint64_t bound) {
+  return (random_next(state) >> 16) % bound;
+}
+
+/* Mostly small sizes, some large ones, as programs have them: log-uniform between 1 and `most`. */
+static inline size_t random_size(uint64_t *state, size_t most) {
+  size_t top = most >> random_below(state, 16);
+  return (size_t)random_below(state, top > 1 ? top : 1) + 1;
+}
+
+/* ---- processes ---- */
+
+/* How a child ended: its exit code, or 1000 plus the signal that killed it. */
+static inline int wait_for_exit(pid_t child) {
+  int how = 0;
+  while (waitpid(child, &how, 0) < 0) {
+    if (errno != EINTR) {
+      return -1;
+    }
+  }
+  return WIFEXITED(how) ? WEXITSTATUS(how) : 1000 + WTERMSIG(how);
+}
+
+#ifndef CHECK_WITHOUT_LIBRARY
+
+/* ---- counters ---- */
+
+/* Blocks that went with their context and were never freed. A test that loses some cannot say how many count. */
+static int check_blocks_were_lost;
+
+static inline pool_stats stats_of(int device) {
+  pool_stats stats;
+  memset(&stats, 0xA5, sizeof stats);
+  stats.struct_size = sizeof stats;
+  CHECK_STATUS(POOL_OK, pool_get_stats(NULL, device, &stats));
+  return stats;
+}
+
+/* What holds between the counters at every moment. */
+static inline int check_identity(const pool_stats *stats, const char *file, int line) {
+  uint64_t parts = stats->live_bytes + stats->cached_bytes + stats->pending_bytes + stats->overhead_bytes;
+  int good = check_equal(stats->reserved_bytes, parts, "reserved is not live + cached + pending + overhead but",
+                         file, line);
+  good &= check_that(stats->requested_bytes <= stats->live_bytes, "requested <= live", file, line);
+  good &= check_that(stats->live_bytes <= stats->live_bytes_peak, "live <= its peak", file, line);
+  good &= check_that(stats->reserved_bytes <= stats->reserved_bytes_peak, "reserved <= its peak", file, line);
+  if (!check_blocks_were_lost) {
+    good &= check_equal(stats->live_blocks, stats->alloc_count - stats->free_count,
+                        "live blocks are not allocations - frees but", file, line);
+  }
+  return good;
+}
+
+static inline pool_request request_of(size_t size) {
+  pool_request request;
+  memset(&request, 0, sizeof request);
+  request.struct_size = sizeof request;
+  request.size = size;
+  request.device = POOL_DEVICE_CURRENT;
+  return request;
+}
+
+static inline pool_block_info info_of(const void *ptr) {
+  pool_block_info info;
+  memset(&info, 0xA5, sizeof info);
+  info.struct_size = sizeof info;
+  CHECK_STATUS(POOL_OK, pool_query(ptr, &info));
+  return info;
+}
+
+/* The options in force for a new process, the environment's included. */
+static inline pool_options default_options(void) {
+  pool_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  CHECK_STATUS(POOL_OK, pool_options_init(&options));
+  return options;
+}
+
+#endif /* CHECK_WITHOUT_LIBRARY */
+
+#endif /* CHECK_H */

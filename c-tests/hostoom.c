@@ -1,0 +1,232 @@
+/* hostoom.c: the host's memory runs out, at every allocation that the library makes: answers are success or "host
+ * out of memory", never an abort, and frees always work. This program has the process's allocation functions; they
+ * fail only where the library itself called them, so that the driver and the C library keep theirs. */
+
+#include "check.h"
+#include "driver.h"
+#include "scenario.h"
+
+#include <link.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+extern void *__libc_malloc(size_t size);
+extern void *__libc_calloc(size_t count, size_t size);
+extern void *__libc_realloc(void *ptr, size_t size);
+extern void *__libc_memalign(size_t alignment, size_t size);
+
+/* The code of the library. */
+static uintptr_t library_start, library_end;
+
+/* Its `fail_at`th allocation fails, and with `fail_sticky` all after that; 0: none. */
+static uint64_t allocations, fail_at;
+static int fail_sticky;
+
+static int strikes(void *caller) {
+  uint64_t number;
+  if ((uintptr_t)caller < library_start || (uintptr_t)caller >= library_end || fail_at == 0) {
+    return 0;
+  }
+  number = __atomic_add_fetch(&allocations, 1, __ATOMIC_SEQ_CST);
+  return number == fail_at || (fail_sticky && number > fail_at);
+}
+
+#define STRIKES() strikes(__builtin_return_address(0))
+
+void *malloc(size_t size) {
+  return STRIKES() ? NULL : __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size) {
+  return STRIKES() ? NULL : __libc_calloc(count, size);
+}
+
+void *realloc(void *ptr, size_t size) {
+  return STRIKES() ? NULL : __libc_realloc(ptr, size);
+}
+
+void *memalign(size_t alignment, size_t size) {
+  return STRIKES() ? NULL : __libc_memalign(alignment, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size) {
+  return STRIKES() ? NULL : __libc_memalign(alignment, size);
+}
+
+int posix_memalign(void **out, size_t alignment, size_t size) {
+  void *ptr = STRIKES() ? NULL : __libc_memalign(alignment, size);
+  if (ptr == NULL) {
+    return ENOMEM;
+  }
+  *out = ptr;
+  return 0;
+}
+
+void *mmap(void *address, size_t size, int protection, int flags, int file, off_t offset) {
+  if (STRIKES()) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return (void *)syscall(SYS_mmap, address, size, protection, flags, file, offset);
+}
+
+void *mmap64(void *address, size_t size, int protection, int flags, int file, off_t offset) {
+  if (STRIKES()) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return (void *)syscall(SYS_mmap, address, size, protection, flags, file, offset);
+}
+
+static int find_library(struct dl_phdr_info *object, size_t size, void *unused) {
+  int i;
+  (void)size;
+  (void)unused;
+  if (object->dlpi_name == NULL || strstr(object->dlpi_name, "libcudapool.so") == NULL) {
+    return 0;
+  }
+  for (i = 0; i < object->dlpi_phnum; i++) {
+    if (object->dlpi_phdr[i].p_type == PT_LOAD && (object->dlpi_phdr[i].p_flags & PF_X) != 0) {
+      library_start = object->dlpi_addr + object->dlpi_phdr[i].p_vaddr;
+      library_end = library_start + object->dlpi_phdr[i].p_memsz;
+    }
+  }
+  return 1;
+}
+
+static int free_may(int status) {
+  return status == POOL_OK;
+}
+
+static int may(int status) {
+  return status == POOL_OK || status == POOL_ERROR_HOST_OUT_OF_MEMORY;
+}
+
+enum { EXIT_BEYOND = 42 };
+
+static void start_failing(uint64_t nth, int sticky) {
+  allocations = 0;
+  fail_sticky = sticky;
+  fail_at = nth;
+}
+
+/* Whether the failure came. */
+static int stop_failing(void) {
+  int struck = allocations >= fail_at;
+  fail_at = 0;
+  return struck;
+}
+
+/* From the very first call on, in a process that has not used the library. */
+static int first_use(uint64_t nth, int sticky) {
+  void *block = (void *)0x5a5a;
+  pool_options options;
+  int status, struck;
+  driver_start(0);
+  start_failing(nth, sticky);
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  status = pool_options_init(&options);
+  CHECK(may(status));
+  status = pool_alloc(&block, 5000);
+  CHECK(may(status));
+  CHECK((status == POOL_OK) == (block != NULL));
+  CHECK_STATUS(POOL_OK, pool_free(block));
+  CHECK(may(pool_trim(NULL, 0, 0, NULL)));
+  struck = stop_failing();
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, 5000));
+  CHECK_STATUS(POOL_OK, pool_free(block));
+  CHECK_TRIMS_TO_ZERO(0);
+  return check_failures != 0 ? driver_result() : struck ? driver_result() : EXIT_BEYOND;
+}
+
+/* A library that is in use, and grows: new streams, new sizes, the ladder. */
+static int later_use(uint64_t nth, int sticky) {
+  struct scenario run;
+  int struck;
+  driver_start(0);
+  if (!on_sim()) {
+    return EXIT_SKIPPED;
+  }
+  sim.set_memory(0, SCENARIO_DEVICE_MIB * MIB);
+  run.free_may = free_may;
+  run.may = may;
+  run.one = new_stream(STREAM_NON_BLOCKING);
+  run.two = new_stream(STREAM_NON_BLOCKING);
+  scenario_keep(&run);
+  start_failing(nth, sticky);
+  scenario_run(&run);
+  struck = stop_failing();
+  scenario_finish(&run);
+  return check_failures != 0 ? driver_result() : struck ? driver_result() : EXIT_BEYOND;
+}
+
+/* Many live blocks, one by one, so that every table grows; then all frees without any memory. */
+static int many_blocks(uint64_t nth, int sticky) {
+  enum { MOST = 3000 };
+  static void *blocks[MOST];
+  int got = 0, i, struck;
+  driver_start(0);
+  start_failing(nth, sticky);
+  for (i = 0; i < MOST; i++) {
+    int status = pool_alloc(&blocks[got], 512 + (size_t)(i % 40) * 1000);
+    CHECK(may(status));
+    got += status == POOL_OK;
+  }
+  struck = stop_failing();
+  start_failing(1, 1);
+  for (i = 0; i < got; i++) {
+    CHECK_STATUS(POOL_OK, pool_free(blocks[i]));
+  }
+  stop_failing();
+  CHECK_TRIMS_TO_ZERO(0);
+  return check_failures != 0 ? driver_result() : struck ? driver_result() : EXIT_BEYOND;
+}
+
+/* Fails each allocation of a scenario in turn, each in a process of its own, until it has no more. */
+static void every_allocation_fails(int (*scenario)(uint64_t, int)) {
+  enum { MOST = 2000 };
+  int sticky, broken = 0;
+  for (sticky = 0; sticky < 2; sticky++) {
+    int nth, result = 0;
+    for (nth = 1; nth < MOST && broken < 10; nth++) {
+      pid_t child = fork();
+      if (child == 0) {
+        _exit(scenario((uint64_t)nth, sticky));
+      }
+      result = wait_for_exit(child);
+      if (result == EXIT_BEYOND || result == EXIT_SKIPPED) {
+        break;
+      }
+      if (!CHECK_EQ(result, 0)) {
+        fprintf(stderr, "  ... with host allocation %d failing%s\n", nth, sticky ? ", and all after it" : "");
+        broken++;
+      }
+    }
+    CHECK(result == EXIT_BEYOND || result == EXIT_SKIPPED || broken > 0);
+  }
+}
+
+static void first_use_without_memory(void) {
+  every_allocation_fails(first_use);
+}
+
+static void later_use_without_memory(void) {
+  every_allocation_fails(later_use);
+}
+
+static void many_blocks_without_memory(void) {
+  every_allocation_fails(many_blocks);
+}
+
+int main(void) {
+  dl_iterate_phdr(find_library, NULL);
+  if (!CHECK(library_start != 0)) {
+    return check_result();
+  }
+  /* This process never uses the driver; its children do. */
+  RUN(first_use_without_memory);
+  RUN(later_use_without_memory);
+  RUN(many_blocks_without_memory);
+  return check_result();
+}

@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Runs the C and C++ consumers, which `make c-tests` has built, each in its variants of the environment. Usage:
+#
+#   c-tests/run.sh DIRECTORY [PROGRAM...]
+#
+# One line per run, what a failing program printed below its line, and the count last. The loader must find the
+# libraries (LD_LIBRARY_PATH). CTEST_WRAPPER is put in front of each program (valgrind), CTEST_SLOWER multiplies the
+# time limits, CTEST_SKIP names programs that the wrapper cannot run.
+set -uo pipefail
+
+if (($# == 0)); then
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+    exit 2
+fi
+directory=$1
+shift
+only=("$@")
+
+# program | time limit in seconds | variant of the environment
+runs='
+header_c99       10 -
+header_cxx11     10 -
+contract         30 -
+contract         30 CUDAPOOL_CONF=backend:vmm
+contract         30 CUDAPOOL_CONF=backend:malloc
+contract         30 CUDASIM_NO_VMM=1
+contract         30 CUDASIM_DRIVER_VERSION=11040
+bad_input        60 -
+bad_input        60 CUDAPOOL_CONF=backend:malloc
+ordering        120 -
+ordering        120 CUDAPOOL_CONF=backend:malloc
+ordering        120 CUDASIM_DRIVER_VERSION=11040
+ordering_random 120 -
+ordering_random 120 CUDAPOOL_CONF=backend:malloc
+ordering_random 120 CUDASIM_DRIVER_VERSION=11040
+capture          60 -
+capture          60 CUDAPOOL_CONF=backend:malloc
+oom             120 -
+oom             120 CUDAPOOL_CONF=backend:malloc
+oom             120 CUDASIM_DRIVER_VERSION=11040
+faults          240 -
+faults          240 CUDAPOOL_CONF=backend:malloc
+hostoom         240 -
+hostoom         240 CUDAPOOL_CONF=backend:malloc
+threads         120 -
+threads         120 CUDAPOOL_CONF=backend:malloc
+exit_atexit      20 -
+exit_atexit      20 CUDAPOOL_CONF=backend:malloc
+exit_static      20 -
+exit_threads     90 -
+fork             90 -
+dlopen           60 -
+context          60 -
+context          60 CUDAPOOL_CONF=backend:malloc
+options          90 -
+'
+
+passed=0
+failed=0
+skipped=0
+
+# Whether this program is to be run at all.
+wanted() {
+    local name
+    [[ " ${CTEST_SKIP:-} " == *" $1 "* ]] && return 1
+    ((${#only[@]} == 0)) && return 0
+    for name in "${only[@]}"; do
+        [[ $name == "$1" ]] && return 0
+    done
+    return 1
+}
+
+run() {
+    local program=$1 limit=$2 variant=$3
+    local label=$program output code start verdict
+    local -a assignments=()
+    if [[ $variant != - ]]; then
+        assignments=("$variant")
+        label+=" ($variant)"
+    fi
+    # Nothing of the caller's may choose other options or devices.
+    start=$SECONDS
+    output=$(env -u CUDAPOOL_CONF -u CUDASIM_MEMORY -u CUDASIM_DEVICES -u CUDASIM_NO_VMM -u CUDASIM_FAIL \
+        -u CUDASIM_LATENCY -u CUDASIM_DRIVER_VERSION "${assignments[@]}" \
+        timeout --kill-after=5 $((limit * ${CTEST_SLOWER:-1})) ${CTEST_WRAPPER:-} "$directory/$program" 2>&1 </dev/null)
+    code=$?
+    verdict=FAILED
+    case $code in
+        0)
+            verdict=ok
+            # Programs about the end of the process must end without a word.
+            if [[ $program == exit_* && -n $output ]]; then
+                verdict=FAILED
+            fi
+            ;;
+        77) verdict=skipped ;;
+        124 | 137) output+=$'\n'"killed after $((SECONDS - start)) s" ;;
+    esac
+    case $verdict in
+        ok) passed=$((passed + 1)) ;;
+        skipped) skipped=$((skipped + 1)) ;;
+        *) failed=$((failed + 1)) ;;
+    esac
+    printf '%-7s %s, %d s' "$verdict" "$label" $((SECONDS - start))
+    if [[ $verdict == FAILED ]]; then
+        printf ', exit code %d\n' "$code"
+        sed 's/^/    /' <<<"$output" | head -n 60
+    else
+        # Parts that a program skipped are said, so that nobody takes them for tested.
+        printf '\n'
+        grep '^skipped: ' <<<"$output" | sed 's/^/    /'
+    fi
+}
+
+while read -r program limit variant; do
+    if [[ -n $program ]] && wanted "$program"; then
+        run "$program" "$limit" "$variant"
+    fi
+done <<<"$runs"
+
+if ((skipped)); then
+    printf '%d skipped\n' "$skipped"
+fi
+printf '%d passed, %d failed\n' "$passed" "$failed"
+((failed == 0 && passed > 0))

@@ -1,0 +1,133 @@
+/* scenario.h: one run through the library's functions while something goes wrong, for faults.c (the driver fails)
+ * and hostoom.c (the host's memory fails). Whatever is answered: live blocks keep their contents, the counters stay
+ * true, no block is lost, and once the trouble is over everything works and all memory goes back. */
+
+#ifndef SCENARIO_H
+#define SCENARIO_H
+
+#include "check.h"
+#include "driver.h"
+
+enum { SCENARIO_DEVICE_MIB = 96, SCENARIO_MOST = 32 };
+
+struct scenario {
+  /* What may be answered while there is trouble: by frees, and by everything else. */
+  int (*free_may)(int status);
+  int (*may)(int status);
+  CUstream one, two;
+  /* Blocks from before the trouble. */
+  void *keep[3];
+  size_t keep_size[3];
+  /* Blocks that the run got and could not free. */
+  void *left[SCENARIO_MOST];
+  int left_count;
+};
+
+static inline void scenario_keep(struct scenario *run) {
+  static const size_t keep_sizes[3] = {700, 100000, 9 << 20};
+  int i;
+  for (i = 0; i < 3; i++) {
+    run->keep_size[i] = keep_sizes[i] & ~(size_t)3;
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&run->keep[i], keep_sizes[i], run->one));
+    fill(run->keep[i], run->keep_size[i], 0x1000u + (unsigned)i, run->one);
+  }
+  CU(CtxSynchronize());
+  run->left_count = 0;
+}
+
+static inline void scenario_allowed(struct scenario *run, int status, const char *what) {
+  if (!CHECK(run->may(status))) {
+    fprintf(stderr, "  ... %s answered %s\n", what, pool_status_name(status));
+  }
+}
+
+static inline void *scenario_alloc(struct scenario *run, size_t size, unsigned flags, CUstream stream) {
+  pool_request request = request_of(size);
+  void *block = (void *)0x5a5a;
+  int status;
+  request.flags = flags;
+  request.stream = stream;
+  request.owner = "scenario";
+  status = pool_alloc_with(&block, &request);
+  scenario_allowed(run, status, "pool_alloc_with");
+  CHECK((status == POOL_OK) == (block != NULL));
+  return block;
+}
+
+/* A free that fails leaves the block as it was: it can be freed later. */
+static inline void scenario_free(struct scenario *run, void *block, int device, CUstream stream) {
+  int status = device ? pool_free(block) : pool_free_async(block, stream);
+  if (!CHECK(run->free_may(status))) {
+    fprintf(stderr, "  ... a free answered %s\n", pool_status_name(status));
+  }
+  if (status != POOL_OK && run->left_count < SCENARIO_MOST) {
+    run->left[run->left_count++] = block;
+  }
+}
+
+/* Only calls of the library in here: the driver calls of the test must not meet the trouble. */
+static inline void scenario_run(struct scenario *run) {
+  static const size_t sizes[] = {300, 5000, 60000, 1500000, 5 << 20};
+  enum { SIZES = sizeof sizes / sizeof sizes[0] };
+  const unsigned ordered = POOL_REQUEST_STREAM_ORDERED;
+  void *blocks[SIZES], *large, *own;
+  pool_block_info info;
+  pool_stats stats;
+  int round, i;
+  for (round = 0; round < 2; round++) {
+    for (i = 0; i < SIZES; i++) {
+      blocks[i] = scenario_alloc(run, sizes[i], i % 2 ? ordered : 0, run->one);
+    }
+    if (blocks[SIZES - 1] != NULL) {
+      scenario_allowed(run, pool_use_on_stream(blocks[SIZES - 1], run->two), "pool_use_on_stream");
+    }
+    own = scenario_alloc(run, 100000, POOL_REQUEST_OWN_ALLOCATION, NULL);
+    for (i = 0; i < SIZES; i++) {
+      scenario_free(run, blocks[i], (i + round) % 2, i % 3 ? run->one : run->two);
+    }
+    for (i = SIZES - 1; i >= 0; i--) {
+      blocks[i] = scenario_alloc(run, sizes[i], ordered, run->two);
+    }
+    scenario_free(run, own, 1, NULL);
+    for (i = 0; i < SIZES; i++) {
+      scenario_free(run, blocks[i], i % 2, run->two);
+    }
+    /* More than the pool and the device have without giving up what is idle. */
+    large = scenario_alloc(run, (SCENARIO_DEVICE_MIB - 26) * MIB, round ? ordered : 0, run->one);
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    scenario_allowed(run, pool_query(run->keep[0], &info), "pool_query");
+    stats.struct_size = sizeof stats;
+    scenario_allowed(run, pool_get_stats(NULL, 0, &stats), "pool_get_stats");
+    check_identity(&stats, __FILE__, __LINE__);
+    scenario_free(run, large, round, run->one);
+    scenario_allowed(run, pool_trim(NULL, 0, round ? 0 : 20 * MIB, NULL), "pool_trim");
+  }
+}
+
+/* The trouble is over. */
+static inline void scenario_finish(struct scenario *run) {
+  void *block = NULL;
+  int i;
+  CU(CtxSynchronize());
+  CHECK_STATS(0);
+  for (i = 0; i < run->left_count; i++) {
+    CHECK_STATUS(POOL_OK, pool_free(run->left[i]));
+  }
+  for (i = 0; i < 3; i++) {
+    CHECK(holds(run->keep[i], run->keep_size[i], 0x1000u + (unsigned)i));
+    CHECK_EQ(info_of(run->keep[i]).usable_size >= run->keep_size[i], 1);
+  }
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, 30 * MIB));
+  fill(block, 30 * MIB, 0x77, run->one);
+  CU(StreamSynchronize(run->one));
+  CHECK(holds(block, 30 * MIB, 0x77));
+  CHECK_STATUS(POOL_OK, pool_free(block));
+  for (i = 0; i < 3; i++) {
+    CHECK(holds(run->keep[i], run->keep_size[i], 0x1000u + (unsigned)i));
+    CHECK_STATUS(POOL_OK, pool_free_async(run->keep[i], run->one));
+  }
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
+#endif /* SCENARIO_H */
