@@ -9,7 +9,7 @@ use crate::context::{self, Context};
 use crate::memory::{self, Backing, Block, Kind, Memory, SharedBlock, LARGE_PAGE};
 use crate::physical::{Physical, Place};
 use crate::ranges::{round_up, FreeRanges};
-use crate::{capture, code, device, knobs, stream};
+use crate::{capture, code, device, knobs, mempool, stream};
 
 const STEP: u64 = 512;
 const OWN_FROM: u64 = 1 << 20;
@@ -41,6 +41,7 @@ pub fn allocate(context: &'static Context, size: u64, kind: Kind, flags: u32) ->
             flags,
             backing,
             charged,
+            dying: false,
         },
     );
     Ok(base)
@@ -103,8 +104,9 @@ pub fn remove(memory: &mut Memory, base: u64) -> Remains {
 pub fn free_all_of(context: &Context) {
     let mut remains = Vec::new();
     let mut memory = memory::writing();
-    let owned =
-        |block: &Block| block.context.id == context.id && !matches!(block.kind, Kind::Pool(_));
+    let owned = |block: &Block| {
+        block.context.id == context.id && !matches!(block.kind, Kind::Pool(_) | Kind::Graph)
+    };
     let bases: Vec<u64> = memory
         .blocks
         .iter()
@@ -134,14 +136,23 @@ fn free(address: u64) -> Res {
     let owner = {
         let memory = memory::reading();
         let block = memory.blocks.get(&address);
-        let freeable = |block: &&Block| !block.kind.is_host();
+        let freeable = |block: &&Block| !block.kind.is_host() && !block.dying;
         let Some(block) = block.filter(freeable) else {
             return Err(refusal(&memory, address));
         };
-        block.context
+        match block.kind {
+            Kind::Pool(_) => Err(block.size),
+            // A graph's memory stays with the graph.
+            Kind::Graph => return Ok(()),
+            _ => Ok(block.context),
+        }
     };
     context::current()?;
     capture::unsafe_call()?;
+    let owner = match owner {
+        Ok(context) => context,
+        Err(size) => return mempool::free_at_once(address, size),
+    };
     if knobs::free_waits() {
         owner.wait();
     }

@@ -6,7 +6,7 @@
 use crate::call::{Out, Res};
 use crate::stream::{Kind, Stream, Ticket};
 use crate::sync::{lock, read, write};
-use crate::{capture, classic, code, device, event, primary, report};
+use crate::{capture, classic, code, device, event, mempool, primary, report};
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering};
@@ -344,6 +344,7 @@ fn synchronize(handle: usize) -> Res {
     };
     capture::disturbed(context)?;
     context.wait();
+    mempool::settle_all();
     context.check_error()
 }
 

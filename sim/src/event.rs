@@ -207,6 +207,7 @@ fn synchronize(handle: usize) -> Res {
     event.context.check()?;
     event.observe()?;
     event.pending().iter().for_each(Ticket::wait);
+    crate::mempool::settle_all();
     event.context.check_error()
 }
 

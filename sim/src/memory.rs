@@ -7,6 +7,7 @@
 use crate::call::Res;
 use crate::code;
 use crate::context::Context;
+use crate::mempool::Pool;
 use crate::physical::{Physical, Place, PAGE};
 use crate::ranges::{round_up, FreeRanges};
 use crate::sync::{read, write};
@@ -22,6 +23,8 @@ pub enum Kind {
     Device,
     /// `cuMemAllocManaged`
     Managed,
+    /// Allocated in a capture: it belongs to the graph
+    Graph,
     /// Memory of the pool with this handle
     Pool(usize),
     /// `cuMemHostAlloc`
@@ -58,6 +61,8 @@ pub struct Block {
     pub backing: Backing,
     /// What the device's accounts say for it, if the backing does not know.
     pub charged: u64,
+    /// A free in stream order was submitted for it.
+    pub dying: bool,
 }
 
 /// Equal access rights over a part of a mapping; for each device 0, 1 (read) or 3.
@@ -73,6 +78,26 @@ pub struct Mapping {
     pub chunk: Arc<Chunk>,
     pub id: u64,
     pub segments: BTreeMap<u64, Segment>,
+}
+
+impl Mapping {
+    /// What any device may do there.
+    pub fn widest_right(&self, offset: u64) -> u32 {
+        let segment = self.segments.range(..=offset).next_back();
+        segment.map_or(0, |(_, segment)| {
+            segment
+                .rights
+                .iter()
+                .fold(0, |all, &right| all | right as u32)
+        })
+    }
+}
+
+/// A part of the device's memory that a pool cuts blocks from.
+pub struct PoolSegment {
+    pub size: u64,
+    pub pool: Arc<Pool>,
+    pub rights: [u8; crate::knobs::MAX_DEVICES],
 }
 
 /// One `cuMemAddressReserve`.
@@ -93,6 +118,7 @@ pub struct Memory {
     pub blocks: BTreeMap<u64, Block>,
     pub reservations: BTreeMap<u64, Reservation>,
     pub shared: BTreeMap<u64, SharedBlock>,
+    pub pool_segments: BTreeMap<u64, PoolSegment>,
     addresses: FreeRanges,
     next_id: u64,
 }
@@ -101,6 +127,7 @@ static MEMORY: RwLock<Memory> = RwLock::new(Memory {
     blocks: BTreeMap::new(),
     reservations: BTreeMap::new(),
     shared: BTreeMap::new(),
+    pool_segments: BTreeMap::new(),
     addresses: FreeRanges::none(),
     next_id: 1,
 });
@@ -163,8 +190,29 @@ impl Memory {
         self.block_at(address).is_some() || self.reservation_at(address).is_some()
     }
 
+    pub fn pool_segment_at(&self, address: u64) -> Option<(u64, &PoolSegment)> {
+        let (&base, segment) = self.pool_segments.range(..=address).next_back()?;
+        (address - base < segment.size).then_some((base, segment))
+    }
+
+    /// What is refused when an operation is submitted. It asks more of pool memory than `permits`: work of the past
+    /// may touch what a block is no more.
+    pub fn accepts(&self, device: usize, address: u64, size: u64, access: Access) -> bool {
+        if self.pool_segment_at(address).is_some() {
+            let fits = |(base, block): (u64, &Block)| size <= block.size - (address - base);
+            if !self.block_at(address).is_some_and(fits) {
+                return false;
+            }
+        }
+        self.permits(device, address, size, access)
+    }
+
     /// Whether `device` may touch all of the range: inside one block, or over mappings that all permit it.
     pub fn permits(&self, device: usize, address: u64, size: u64, access: Access) -> bool {
+        let needed = if access == Access::Write { 2 } else { 1 };
+        if let Some((base, segment)) = self.pool_segment_at(address) {
+            return size <= segment.size - (address - base) && segment.rights[device] & needed != 0;
+        }
         if let Some((base, block)) = self.block_at(address) {
             return size <= block.size - (address - base);
         }
@@ -174,7 +222,6 @@ impl Memory {
         let Some(end) = address.checked_add(size) else {
             return false;
         };
-        let needed = if access == Access::Write { 2 } else { 1 };
         let mut at = address;
         while at < end {
             let Some((&base, mapping)) = reservation.mappings.range(..=at).next_back() else {

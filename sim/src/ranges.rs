@@ -41,6 +41,27 @@ impl FreeRanges {
         Some(base)
     }
 
+    /// Whether all of the range is free.
+    pub fn contains(&self, base: u64, size: u64) -> bool {
+        let around = self.ranges.range(..=base).next_back();
+        around.is_some_and(|(&start, &length)| start + length >= base + size)
+    }
+
+    /// Takes this very range, which is free.
+    pub fn remove(&mut self, base: u64, size: u64) {
+        let Some((&start, &length)) = self.ranges.range(..=base).next_back() else {
+            return;
+        };
+        self.ranges.remove(&start);
+        if start < base {
+            self.ranges.insert(start, base - start);
+        }
+        let (end, taken) = (start + length, base + size);
+        if taken < end {
+            self.ranges.insert(taken, end - taken);
+        }
+    }
+
     pub fn give(&mut self, base: u64, size: u64) {
         let mut start = base;
         let mut end = base + size;

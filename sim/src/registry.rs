@@ -136,6 +136,16 @@ impl<T> Registry<T> {
         found
     }
 
+    /// Every live object.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        let chunks = self.chunks.iter().map_while(|chunk| chunk.get());
+        let live = |slot: &Mutex<Slot<T>>| match &*lock(slot) {
+            Slot::Live(object) => Some(object.clone()),
+            _ => None,
+        };
+        chunks.flatten().filter_map(live).collect()
+    }
+
     pub fn live(&self) -> u64 {
         lock(&self.free).live
     }

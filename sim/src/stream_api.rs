@@ -4,7 +4,7 @@ use crate::call::{Out, Res};
 use crate::event;
 use crate::stream::{self, StreamArg};
 use crate::work::Work;
-use crate::{capture, code, lifecycle};
+use crate::{capture, code, lifecycle, mempool};
 use std::ffi::c_void;
 
 fn create(out: Out<usize>, flags: u32, priority: i32) -> Res {
@@ -33,6 +33,7 @@ fn synchronize(argument: StreamArg) -> Res {
     let stream = stream::usable(argument)?;
     capture::observed(&stream)?;
     stream.wait();
+    mempool::settle_all();
     stream.context.check_error()
 }
 

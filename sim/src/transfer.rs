@@ -42,7 +42,7 @@ fn locate(end: End, device: usize, extent: u64, access: Access) -> Res<Located> 
     let memory = memory::reading();
     let known = memory.knows(address);
     if known {
-        if !memory.permits(device, address, extent, access) {
+        if !memory.accepts(device, address, extent, access) {
             return Err(code::INVALID_VALUE);
         }
     } else if matches!(end, End::Device(_)) || address == 0 {

@@ -7,7 +7,7 @@ use crate::event::Stamp;
 use crate::graph::Instance;
 use crate::memory::{self, Access, PIECE};
 use crate::stream::Stream;
-use crate::{code, knobs, lifecycle, report};
+use crate::{classic, code, knobs, lifecycle, report};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -60,6 +60,10 @@ pub enum Work {
         value: u32,
         count: u64,
         delay_us: u64,
+    },
+    /// `cuMemFreeAsync` of a block that is no pool's.
+    Release {
+        address: u64,
     },
     Fill {
         address: u64,
@@ -218,6 +222,11 @@ fn perform(stream: &Arc<Stream>, work: Work) {
         Work::HostFunction { function, data } => {
             // SAFETY: by the C contract the function may be called with this data.
             lifecycle::in_host_function(|| unsafe { function(data as *mut c_void) });
+            None
+        }
+        Work::Release { address } => {
+            let remains = classic::remove(&mut memory::writing(), address);
+            drop(remains);
             None
         }
         Work::Nothing | Work::Hold(_) | Work::Stamp(_) | Work::Callback { .. } => None,
