@@ -150,4 +150,4 @@ clean: ## Remove everything that was built
 	$(CARGO) clean
 
 help: ## List the targets
-	@sed -n "s/^\\([a-z-]*\\):.*## /\\1: /p" $(MAKEFILE_LIST) | awk -F': ' '{ printf "  %-10s %s\n", $$1, $$2 }'
+	@sed -n "s/^\([a-z-]*\):.*## /\1: /p" $(MAKEFILE_LIST) | awk -F': ' '{ printf "  %-10s %s\n", $$1, $$2 }'

@@ -42,6 +42,9 @@ faults          240 -
 faults          240 CUDAPOOL_CONF=backend:malloc
 hostoom         240 -
 hostoom         240 CUDAPOOL_CONF=backend:malloc
+waiting          60 -
+waiting          60 CUDAPOOL_CONF=backend:malloc
+waiting          60 CUDASIM_DRIVER_VERSION=11040
 threads         120 -
 threads         120 CUDAPOOL_CONF=backend:malloc
 exit_atexit      20 -

@@ -24,7 +24,7 @@ struct scenario {
 };
 
 static inline void scenario_keep(struct scenario *run) {
-  static const size_t keep_sizes[3] = {700, 100000, 9 << 20};
+  static const size_t keep_sizes[3] = {700, 100000, 3 << 20};
   int i;
   for (i = 0; i < 3; i++) {
     run->keep_size[i] = keep_sizes[i] & ~(size_t)3;
@@ -108,6 +108,7 @@ static inline void scenario_run(struct scenario *run) {
 /* The trouble is over. */
 static inline void scenario_finish(struct scenario *run) {
   void *block = NULL;
+  const size_t size = 30 * MIB, part = 256 * KIB;
   int i;
   CU(CtxSynchronize());
   CHECK_STATS(0);
@@ -118,10 +119,11 @@ static inline void scenario_finish(struct scenario *run) {
     CHECK(holds(run->keep[i], run->keep_size[i], 0x1000u + (unsigned)i));
     CHECK_EQ(info_of(run->keep[i]).usable_size >= run->keep_size[i], 1);
   }
-  CHECK_STATUS(POOL_OK, pool_alloc(&block, 30 * MIB));
-  fill(block, 30 * MIB, 0x77, run->one);
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, size));
+  fill(block, part, 0x77, run->one);
+  fill((char *)block + size - part, part, 0x78, run->one);
   CU(StreamSynchronize(run->one));
-  CHECK(holds(block, 30 * MIB, 0x77));
+  CHECK(holds(block, part, 0x77) && holds((char *)block + size - part, part, 0x78));
   CHECK_STATUS(POOL_OK, pool_free(block));
   for (i = 0; i < 3; i++) {
     CHECK(holds(run->keep[i], run->keep_size[i], 0x1000u + (unsigned)i));

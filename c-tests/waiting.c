@@ -1,0 +1,159 @@
+/* waiting.c: one thread waits in the library for the device, and what the device is doing may need another thread of
+ * the program to go on (a collective operation does). So no other thread's call may wait for the first. */
+
+#include "check.h"
+#include "driver.h"
+
+enum { AT_ONCE_MS = 700, SETTLE_MS = 6000 };
+
+static CUcontext context;
+static int released;
+
+/* A kernel that ends when another thread has got somewhere; gives up after a while, so that a test can fail. */
+static void wait_for_release(void *unused) {
+  double start = now_ms();
+  (void)unused;
+  while (!__atomic_load_n(&released, __ATOMIC_SEQ_CST) && now_ms() - start < 2 * SETTLE_MS) {
+    sleep_ms(1);
+  }
+}
+
+static void *waits_in_trim(void *unused) {
+  (void)unused;
+  CU(CtxSetCurrent(context));
+  CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));
+  return NULL;
+}
+
+static void *waits_in_alloc(void *unused) {
+  void *block = NULL;
+  (void)unused;
+  CU(CtxSetCurrent(context));
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, 50 * MIB));
+  CHECK_STATUS(POOL_OK, pool_free(block));
+  return NULL;
+}
+
+static void *waits_in_stream_alloc(void *stream) {
+  void *block = NULL;
+  CU(CtxSetCurrent(context));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&block, 50 * MIB, (CUstream)stream));
+  CHECK_STATUS(POOL_OK, pool_free_async(block, (CUstream)stream));
+  return NULL;
+}
+
+#define CHECK_AT_ONCE(call)                                                      \
+  do {                                                                           \
+    double start = now_ms();                                                     \
+    CHECK_STATUS(POOL_OK, call);                                                 \
+    if (!CHECK(now_ms() - start < AT_ONCE_MS)) {                                 \
+      fprintf(stderr, "  ... %s took %d ms\n", #call, (int)(now_ms() - start));  \
+    }                                                                            \
+  } while (0)
+
+static void others_go_on(void *(*waiter)(void *)) {
+  pool_options defaults = default_options(), options = defaults;
+  CUstream blocked = new_stream(STREAM_NON_BLOCKING), other = new_stream(STREAM_NON_BLOCKING);
+  void *small[32], *old = NULL, *live = NULL, *block = NULL;
+  pool_block_info info;
+  pool_stats stats;
+  pthread_t thread;
+  int i;
+  options.settle_ms = SETTLE_MS;
+  options.limit_bytes = 72 * MIB;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  /* Room among small blocks, a live block, and a large one that waits for the blocked stream. */
+  for (i = 0; i < 32; i++) {
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&small[i], 1000, other));
+  }
+  for (i = 0; i < 32; i += 2) {
+    CHECK_STATUS(POOL_OK, pool_free_async(small[i], other));
+  }
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&live, 4 * MIB, other));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&old, 60 * MIB, blocked));
+  __atomic_store_n(&released, 0, __ATOMIC_SEQ_CST);
+  CU(LaunchHost(blocked, wait_for_release, NULL));
+  CHECK_STATUS(POOL_OK, pool_free_async(old, blocked));
+  CHECK_EQ(pthread_create(&thread, NULL, waiter, other), 0);
+  sleep_ms(100);
+
+  info.struct_size = sizeof info;
+  stats.struct_size = sizeof stats;
+  for (i = 0; i < 20; i++) {
+    CHECK_AT_ONCE(pool_alloc_async(&block, 1000, other));
+    CHECK_AT_ONCE(pool_query(block, &info));
+    CHECK_AT_ONCE(pool_use_on_stream(block, STREAM_PER_THREAD));
+    CHECK_AT_ONCE(pool_free_async(block, other));
+    CHECK_AT_ONCE(pool_get_stats(NULL, 0, &stats));
+    if (check_failures > 0) {
+      break;
+    }
+  }
+  CHECK_AT_ONCE(pool_free(live));
+  CHECK_AT_ONCE(pool_free(small[1]));
+  CHECK(!__atomic_load_n(&released, __ATOMIC_SEQ_CST));
+  __atomic_store_n(&released, 1, __ATOMIC_SEQ_CST);
+  pthread_join(thread, NULL);
+
+  for (i = 3; i < 32; i += 2) {
+    CHECK_STATUS(POOL_OK, pool_free_async(small[i], other));
+  }
+  CHECK_TRIMS_TO_ZERO(0);
+  CHECK_STATUS(POOL_OK, pool_configure(&defaults));
+  CU(StreamDestroy(blocked));
+  CU(StreamDestroy(other));
+}
+
+static void while_a_thread_waits_in_trim(void) {
+  others_go_on(waits_in_trim);
+}
+
+static void while_a_thread_waits_in_alloc(void) {
+  others_go_on(waits_in_alloc);
+}
+
+static void while_a_thread_waits_in_stream_alloc(void) {
+  others_go_on(waits_in_stream_alloc);
+}
+
+/* The wait has an end of its own: then the answer is out of memory, and the block can be had later. */
+static void waits_are_bounded(void) {
+  pool_options defaults = default_options(), options = defaults;
+  CUstream blocked = new_stream(STREAM_NON_BLOCKING);
+  void *old = NULL, *block = NULL;
+  double start;
+  options.settle_ms = 200;
+  options.limit_bytes = 64 * MIB;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&old, 60 * MIB, blocked));
+  __atomic_store_n(&released, 0, __ATOMIC_SEQ_CST);
+  CU(LaunchHost(blocked, wait_for_release, NULL));
+  CHECK_STATUS(POOL_OK, pool_free(old));
+  start = now_ms();
+  CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc(&block, 50 * MIB));
+  CHECK(now_ms() - start < 3000);
+  start = now_ms();
+  CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));
+  CHECK(now_ms() - start < 3000);
+  CHECK_STATS(0);
+  __atomic_store_n(&released, 1, __ATOMIC_SEQ_CST);
+  CU(StreamSynchronize(blocked));
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, 50 * MIB));
+  CHECK_STATUS(POOL_OK, pool_free(block));
+  CHECK_TRIMS_TO_ZERO(0);
+  CHECK_STATUS(POOL_OK, pool_configure(&defaults));
+  CU(StreamDestroy(blocked));
+}
+
+int main(void) {
+  context = driver_start(0);
+  if (cu.LaunchHost == NULL) {
+    printf("skipped: the driver cannot run host functions\n");
+    return EXIT_SKIPPED;
+  }
+  RUN(while_a_thread_waits_in_trim);
+  RUN(while_a_thread_waits_in_alloc);
+  RUN(while_a_thread_waits_in_stream_alloc);
+  RUN(waits_are_bounded);
+  return driver_result();
+}
