@@ -56,8 +56,7 @@ fn usable_driver() -> Option<Library> {
     // SAFETY: the types are those of the driver's header.
     unsafe {
         let init: unsafe extern "C" fn(c_uint) -> c_int = driver.function(c"cuInit");
-        let devices: unsafe extern "C" fn(*mut c_int) -> c_int =
-            driver.function(c"cuDeviceGetCount");
+        let devices: unsafe extern "C" fn(*mut c_int) -> c_int = driver.function(c"cuDeviceGetCount");
         (init(0) == 0 && devices(&mut count) == 0 && count > 0).then_some(driver)
     }
 }
@@ -151,8 +150,7 @@ fn new_stream(driver: Library) -> Stream {
     let mut stream = ptr::null_mut();
     // SAFETY: the type is that of the driver's header, and `stream` is valid.
     unsafe {
-        let create: unsafe extern "C" fn(*mut Stream, c_uint) -> c_int =
-            driver.function(c"cuStreamCreate");
+        let create: unsafe extern "C" fn(*mut Stream, c_uint) -> c_int = driver.function(c"cuStreamCreate");
         assert_eq!(create(&mut stream, NON_BLOCKING), 0);
     }
     stream
@@ -215,18 +213,11 @@ impl Medians {
             times.sort_by(f64::total_cmp);
             medians.push((name.clone(), times[times.len() / 2]));
         }
-        let Some(yardstick) = medians
-            .iter()
-            .find(|(name, _)| name == YARDSTICK)
-            .map(|entry| entry.1)
-        else {
+        let Some(yardstick) = medians.iter().find(|(name, _)| name == YARDSTICK).map(|entry| entry.1) else {
             return;
         };
         for (name, time) in medians {
-            println!(
-                "{name:<40} {time:>8.1} ns {:>8.2} x {YARDSTICK}",
-                time / yardstick
-            );
+            println!("{name:<40} {time:>8.1} ns {:>8.2} x {YARDSTICK}", time / yardstick);
         }
     }
 }
@@ -269,11 +260,7 @@ fn bench_two_threads(
             };
             let elapsed = thread::scope(|scope| {
                 let threads = pools.map(|pool| scope.spawn(move || work(pool)));
-                threads
-                    .map(|thread| thread.join().unwrap())
-                    .into_iter()
-                    .max()
-                    .unwrap_or_default()
+                threads.map(|thread| thread.join().unwrap()).into_iter().max().unwrap_or_default()
             });
             medians.note(name, elapsed, iterations)
         });
@@ -305,56 +292,27 @@ fn main() {
         mutex.pair();
     });
 
-    for (label, size) in [
-        ("512 B", 512),
-        ("4 KiB", 4 * KIB),
-        ("1 MiB", MIB),
-        ("64 MiB", 64 * MIB),
-    ] {
-        bench(
-            &mut criterion,
-            &medians,
-            &format!("pair of {label}"),
-            || pool.pair(size),
-        );
+    for (label, size) in [("512 B", 512), ("4 KiB", 4 * KIB), ("1 MiB", MIB), ("64 MiB", 64 * MIB)] {
+        bench(&mut criterion, &medians, &format!("pair of {label}"), || pool.pair(size));
     }
 
-    let other = Pool {
-        stream: new_stream(driver),
-        ..pool
-    };
-    bench_two_threads(
-        &mut criterion,
-        &medians,
-        "pair of 4 KiB on two threads",
-        [pool, other],
-        4 * KIB,
-    );
+    let other = Pool { stream: new_stream(driver), ..pool };
+    bench_two_threads(&mut criterion, &medians, "pair of 4 KiB on two threads", [pool, other], 4 * KIB);
 
     let mut mix = Mix(0x9e37_79b9_7f4a_7c15);
     let mut live: Vec<_> = (0..1000).map(|_| pool.alloc(mix.size())).collect();
     let sizes: Vec<_> = (0..1 << 12).map(|_| mix.size()).collect();
     let mut at = 0;
-    bench(
-        &mut criterion,
-        &medians,
-        "mixed pair beside 1000 live",
-        || {
-            at = (at + 1) % sizes.len();
-            pool.pair(sizes[at]);
-        },
-    );
-    bench(
-        &mut criterion,
-        &medians,
-        "one of 1000 live replaced",
-        || {
-            let size = mix.size();
-            let slot = mix.random() as usize % live.len();
-            pool.free(live[slot]);
-            live[slot] = pool.alloc(size);
-        },
-    );
+    bench(&mut criterion, &medians, "mixed pair beside 1000 live", || {
+        at = (at + 1) % sizes.len();
+        pool.pair(sizes[at]);
+    });
+    bench(&mut criterion, &medians, "one of 1000 live replaced", || {
+        let size = mix.size();
+        let slot = mix.random() as usize % live.len();
+        pool.free(live[slot]);
+        live[slot] = pool.alloc(size);
+    });
     live.into_iter().for_each(|block| pool.free(block));
 
     criterion.final_summary();

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles and runs the first C program of the README exactly as it is printed there, on the
+# Compiles and runs the C and the C++ program of the README exactly as they are printed there, on the
 # simulated driver, so that what a stranger copies from it works.
 #
 # SPDX-License-Identifier: MIT OR Apache-2.0
@@ -8,10 +8,31 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=target/demo
 mkdir -p "$out"
-awk '/^```c$/ { on = !done; next } /^```$/ { if (on) done = 1; on = 0 } on' README.md > "$out/readme.c"
-grep -q 'int main' "$out/readme.c" || { echo "the README has no C program" >&2; exit 1; }
+export LD_LIBRARY_PATH="$PWD/target/release:$PWD/target/sim"
 
-"${CC:-cc}" -std=c99 -Wall -Wextra -Wpedantic -Werror -Iinclude "$out/readme.c" \
-    -o "$out/readme" -Ltarget/release -lcudapool
-LD_LIBRARY_PATH="$PWD/target/release:$PWD/target/sim" "$out/readme"
-echo "README: its C program compiles and runs"
+# The first block of that language, from README.md to a file.
+program() {
+    awk -v open="\`\`\`$1" '$0 == open { on = !done; next } $0 == "```" { if (on) done = 1; on = 0 } on' \
+        README.md > "$out/readme.$1"
+    grep -q 'int main' "$out/readme.$1" || { echo "README.md has no program in $1" >&2; exit 1; }
+}
+
+warnings=(-Wall -Wextra -Wpedantic -Werror)
+
+program c
+"${CC:-cc}" -std=c99 "${warnings[@]}" -Iinclude "$out/readme.c" -o "$out/readme-c" \
+    -Ltarget/release -lcudapool
+"$out/readme-c"
+
+program cpp
+"${CXX:-c++}" -std=c++11 "${warnings[@]}" -Iinclude "$out/readme.cpp" -o "$out/readme-cpp" -ldl
+"$out/readme-cpp"
+
+# Its table of status codes is the header's.
+codes=$(sed -n 's/^  \(POOL_[A-Z_]*\) = \([0-9]*\),$/| `\1` | \2 |/p' include/cudapool.h)
+[ -n "$codes" ]
+while IFS= read -r row; do
+    grep -qF "$row" README.md || { echo "README.md lacks the row $row" >&2; exit 1; }
+done <<<"$codes"
+
+echo "README.md: its programs compile and run, its status codes are the header's"
