@@ -89,9 +89,7 @@ impl<T: Copy> In<T> {
             return Err(code::INVALID_VALUE);
         }
         // SAFETY: by the C contract the array has that many readable elements.
-        Ok((0..count)
-            .map(|i| unsafe { self.0.add(i).read_unaligned() })
-            .collect())
+        Ok((0..count).map(|i| unsafe { self.0.add(i).read_unaligned() }).collect())
     }
 }
 
@@ -113,12 +111,7 @@ pub const TOO_NEW: u32 = 4;
 
 impl Call {
     pub const fn new(name: &'static str) -> Call {
-        Call {
-            name,
-            count: AtomicU64::new(0),
-            special: AtomicU32::new(0),
-            latency_ns: AtomicU64::new(0),
-        }
+        Call { name, count: AtomicU64::new(0), special: AtomicU32::new(0), latency_ns: AtomicU64::new(0) }
     }
 
     /// Whether `wanted` names this call: exactly, by its base name, or as `*`.
@@ -150,16 +143,9 @@ impl Call {
 
 /// The name without `_v2`, `_ptsz` and the like.
 pub fn base_name(name: &str) -> &str {
-    let name = name
-        .strip_suffix("_ptsz")
-        .or_else(|| name.strip_suffix("_ptds"))
-        .unwrap_or(name);
+    let name = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds")).unwrap_or(name);
     match name.rsplit_once("_v") {
-        Some((base, digits))
-            if !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) =>
-        {
-            base
-        }
+        Some((base, digits)) if !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) => base,
         _ => name,
     }
 }
@@ -188,12 +174,7 @@ pub fn enter(call: &'static Call, needs_init: bool, body: impl FnOnce() -> Res) 
 }
 
 #[cold]
-fn enter_special(
-    call: &'static Call,
-    special: u32,
-    needs_init: bool,
-    body: impl FnOnce() -> Res,
-) -> i32 {
+fn enter_special(call: &'static Call, special: u32, needs_init: bool, body: impl FnOnce() -> Res) -> i32 {
     let start = Instant::now();
     let result = if special & TOO_NEW != 0 {
         code::NOT_SUPPORTED

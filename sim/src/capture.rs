@@ -207,10 +207,7 @@ pub fn record(stream: &Arc<Stream>, work: NodeWork) -> Res {
     let joined = slot.as_mut().ok_or(code::ILLEGAL_STATE)?;
     joined.capture.check()?;
     let mut nodes = lock(&joined.capture.nodes);
-    nodes.push(Node {
-        after: std::mem::take(&mut joined.frontier),
-        work,
-    });
+    nodes.push(Node { after: std::mem::take(&mut joined.frontier), work });
     joined.frontier = vec![nodes.len() - 1];
     Ok(())
 }
@@ -230,10 +227,9 @@ pub fn owns_allocation(stream: &Arc<Stream>, address: u64) -> bool {
 
 /// Recording an event on a capturing stream.
 pub fn point(stream: &Arc<Stream>) -> Option<CapturedPoint> {
-    lock(&stream.capture).as_ref().map(|joined| CapturedPoint {
-        capture: joined.capture.clone(),
-        frontier: joined.frontier.clone(),
-    })
+    lock(&stream.capture)
+        .as_ref()
+        .map(|joined| CapturedPoint { capture: joined.capture.clone(), frontier: joined.frontier.clone() })
 }
 
 /// A stream waits for an event recorded in a capture: it joins that capture.
@@ -312,11 +308,7 @@ fn begin(argument: StreamArg, mode: u32) -> Res {
         invalid: AtomicBool::new(false),
         ended: AtomicBool::new(false),
     });
-    *slot = Some(Joined {
-        capture: capture.clone(),
-        frontier: Vec::new(),
-        shown: Vec::new(),
-    });
+    *slot = Some(Joined { capture: capture.clone(), frontier: Vec::new(), shown: Vec::new() });
     let mut active = write(&ACTIVE);
     active.push(capture);
     ACTIVE_COUNT.store(active.len(), Ordering::Release);

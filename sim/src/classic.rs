@@ -32,17 +32,7 @@ pub fn allocate(context: &'static Context, size: u64, kind: Kind, flags: u32) ->
     let id = memory.fresh_id();
     memory.blocks.insert(
         base,
-        Block {
-            size,
-            kind,
-            device: context.device,
-            context,
-            id,
-            flags,
-            backing,
-            charged,
-            dying: false,
-        },
+        Block { size, kind, device: context.device, context, id, flags, backing, charged, dying: false },
     );
     Ok(base)
 }
@@ -62,15 +52,7 @@ fn allocate_shared(memory: &mut Memory, context: &Context, size: u64) -> Res<(u6
     let (base, _, physical) = made.inspect_err(|_| device.give(size))?;
     let mut free = FreeRanges::new(base, LARGE_PAGE);
     let address = free.take(size, STEP).ok_or(code::OUT_OF_MEMORY)?;
-    memory.shared.insert(
-        base,
-        SharedBlock {
-            context: context.id,
-            free,
-            live: 1,
-            physical,
-        },
-    );
+    memory.shared.insert(base, SharedBlock { context: context.id, free, live: 1, physical });
     Ok((address, base))
 }
 
@@ -104,14 +86,10 @@ pub fn remove(memory: &mut Memory, base: u64) -> Remains {
 pub fn free_all_of(context: &Context) {
     let mut remains = Vec::new();
     let mut memory = memory::writing();
-    let owned = |block: &Block| {
-        block.context.id == context.id && !matches!(block.kind, Kind::Pool(_) | Kind::Graph)
-    };
-    let bases: Vec<u64> = memory
-        .blocks
-        .iter()
-        .filter_map(|(&base, block)| owned(block).then_some(base))
-        .collect();
+    let owned =
+        |block: &Block| block.context.id == context.id && !matches!(block.kind, Kind::Pool(_) | Kind::Graph);
+    let bases: Vec<u64> =
+        memory.blocks.iter().filter_map(|(&base, block)| owned(block).then_some(base)).collect();
     for base in bases {
         remains.push(remove(&mut memory, base));
     }
@@ -136,7 +114,7 @@ fn free(address: u64) -> Res {
     let owner = {
         let memory = memory::reading();
         let block = memory.blocks.get(&address);
-        let freeable = |block: &&Block| !block.kind.is_host() && !block.dying;
+        let freeable = |block: &&Block| !block.kind.is_host() && block.kind != Kind::Array && !block.dying;
         let Some(block) = block.filter(freeable) else {
             return Err(refusal(&memory, address));
         };
@@ -156,10 +134,7 @@ fn free(address: u64) -> Res {
     if knobs::free_waits() {
         owner.wait();
     }
-    let size = memory::reading()
-        .blocks
-        .get(&address)
-        .map(|block| block.size);
+    let size = memory::reading().blocks.get(&address).map(|block| block.size);
     let size = size.ok_or(code::INVALID_VALUE)?;
     stream::check_untouched(address, size, "cuMemFree");
     let remains = remove(&mut memory::writing(), address);
@@ -170,9 +145,7 @@ fn free(address: u64) -> Res {
 /// Mapped memory handed to `cuMemFree` is a mistake that deserves more than a code.
 fn refusal(memory: &Memory, address: u64) -> i32 {
     if memory.mapping_at(address).is_some() {
-        crate::report::misuse(&format!(
-            "cuMemFree of {address:#x}, which is mapped by cuMemMap"
-        ));
+        crate::report::misuse(&format!("cuMemFree of {address:#x}, which is mapped by cuMemMap"));
     }
     code::INVALID_VALUE
 }

@@ -11,6 +11,7 @@ pub const DEINITIALIZED: i32 = 4;
 pub const NO_DEVICE: i32 = 100;
 pub const INVALID_DEVICE: i32 = 101;
 pub const INVALID_CONTEXT: i32 = 201;
+pub const OPERATING_SYSTEM: i32 = 304;
 pub const INVALID_HANDLE: i32 = 400;
 pub const ILLEGAL_STATE: i32 = 401;
 pub const NOT_FOUND: i32 = 500;

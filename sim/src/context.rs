@@ -4,6 +4,7 @@
 //! to them are safe, and finding the current one is a read of a thread-local.
 
 use crate::call::{Out, Res};
+use crate::settings::{DEFAULT_LIMITS, LIMITS};
 use crate::stream::{Kind, Stream, Ticket};
 use crate::sync::{lock, read, write};
 use crate::{capture, classic, code, device, event, mempool, primary, report};
@@ -38,6 +39,7 @@ pub struct Context {
     pub events: Mutex<HashSet<usize>>,
     /// Bit n: access to device n's memory is enabled.
     pub peers: AtomicU32,
+    pub limits: Mutex<[usize; LIMITS]>,
 }
 
 static CONTEXTS: RwLock<Option<HashMap<usize, &'static Context>>> = RwLock::new(None);
@@ -73,18 +75,15 @@ impl Context {
             has_barrier: AtomicBool::new(false),
             events: Mutex::new(HashSet::new()),
             peers: AtomicU32::new(0),
+            limits: Mutex::new(DEFAULT_LIMITS),
         }));
-        write(&CONTEXTS)
-            .get_or_insert_with(HashMap::new)
-            .insert(context.handle, context);
+        write(&CONTEXTS).get_or_insert_with(HashMap::new).insert(context.handle, context);
         context
     }
 
     /// Finds the context of a handle; one that never existed is misuse (the real driver crashes).
     pub fn of(handle: usize) -> Res<&'static Context> {
-        let found = read(&CONTEXTS)
-            .as_ref()
-            .and_then(|all| all.get(&handle).copied());
+        let found = read(&CONTEXTS).as_ref().and_then(|all| all.get(&handle).copied());
         found.ok_or_else(|| {
             report::fatal_misuse(&format!("{handle:#x} is no context"));
             code::INVALID_CONTEXT
@@ -93,9 +92,7 @@ impl Context {
 
     pub fn all() -> Vec<&'static Context> {
         let contexts = read(&CONTEXTS);
-        contexts
-            .as_ref()
-            .map_or(Vec::new(), |all| all.values().copied().collect())
+        contexts.as_ref().map_or(Vec::new(), |all| all.values().copied().collect())
     }
 
     pub fn is_active(&self) -> bool {
@@ -127,14 +124,11 @@ impl Context {
 
     /// Makes the error stick; the first one stays.
     pub fn fail(&self, code: i32) {
-        let _ = self
-            .error
-            .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.error.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
     }
 
     pub fn legacy(&'static self) -> &'static Arc<Stream> {
-        self.legacy
-            .get_or_init(|| Stream::create(self, Kind::Legacy, 0, 0))
+        self.legacy.get_or_init(|| Stream::create(self, Kind::Legacy, 0, 0))
     }
 
     pub fn add_stream(&self, stream: Arc<Stream>) {
@@ -187,8 +181,7 @@ impl Context {
         }
         let mut barrier = lock(&self.barrier);
         barrier.retain(|ticket| !ticket.is_done());
-        self.has_barrier
-            .store(!barrier.is_empty(), Ordering::Release);
+        self.has_barrier.store(!barrier.is_empty(), Ordering::Release);
         tickets.extend(barrier.iter().cloned());
     }
 
@@ -238,10 +231,7 @@ pub fn current() -> Res<&'static Context> {
 }
 
 fn push(context: &'static Context) {
-    STACK.set(Box::into_raw(Box::new(Level {
-        context,
-        below: STACK.get(),
-    })));
+    STACK.set(Box::into_raw(Box::new(Level { context, below: STACK.get() })));
 }
 
 fn pop() -> Option<&'static Context> {

@@ -20,11 +20,16 @@ static TABLES: &[&[Entry]] = &[
     crate::classic::TABLE,
     crate::vmm::TABLE,
     crate::hostmem::TABLE,
+    crate::arrays::TABLE,
+    crate::share::TABLE,
+    crate::settings::TABLE,
     crate::pointer::TABLE,
     crate::mempool_api::TABLE,
     crate::stream_api::TABLE,
     crate::event::TABLE,
     crate::transfer::TABLE,
+    crate::copy2d::TABLE,
+    crate::memop::TABLE,
     crate::capture::TABLE,
     crate::graph::TABLE,
 ];
@@ -79,10 +84,7 @@ pub extern "C" fn cudasim_set_memory(device: i32, bytes: u64) -> i32 {
 #[no_mangle]
 pub unsafe extern "C" fn cudasim_call_count(name: *const c_char) -> u64 {
     let Some(name) = known(name) else { return 0 };
-    all_exports()
-        .filter(|entry| entry.call.is_named(&name))
-        .map(|entry| entry.call.count())
-        .sum()
+    all_exports().filter(|entry| entry.call.is_named(&name)).map(|entry| entry.call.count()).sum()
 }
 
 #[no_mangle]
@@ -93,12 +95,7 @@ pub extern "C" fn cudasim_reset_counts() {
 /// # Safety
 /// `name` is NULL or a terminated string.
 #[no_mangle]
-pub unsafe extern "C" fn cudasim_fail(
-    name: *const c_char,
-    nth: u64,
-    sticky: i32,
-    result: i32,
-) -> i32 {
+pub unsafe extern "C" fn cudasim_fail(name: *const c_char, nth: u64, sticky: i32, result: i32) -> i32 {
     knobs::fixed();
     let Some(name) = known(name) else {
         return code::INVALID_VALUE;
@@ -178,28 +175,11 @@ pub extern "C" fn cudasim_live_events() -> u64 {
 /// Work that keeps the stream busy for that long.
 #[no_mangle]
 pub extern "C" fn cudasim_spin(stream: usize, microseconds: u64) -> i32 {
-    answer(stream::launch(
-        StreamArg::legacy(stream),
-        Work::Spin { microseconds },
-    ))
+    answer(stream::launch(StreamArg::legacy(stream), Work::Spin { microseconds }))
 }
 
 /// Like a kernel: waits, then writes `value` to `count` 32-bit words at `address`, checked when it runs.
 #[no_mangle]
-pub extern "C" fn cudasim_poke(
-    stream: usize,
-    address: u64,
-    value: u32,
-    count: u64,
-    delay_us: u64,
-) -> i32 {
-    answer(stream::launch(
-        StreamArg::legacy(stream),
-        Work::Poke {
-            address,
-            value,
-            count,
-            delay_us,
-        },
-    ))
+pub extern "C" fn cudasim_poke(stream: usize, address: u64, value: u32, count: u64, delay_us: u64) -> i32 {
+    answer(stream::launch(StreamArg::legacy(stream), Work::Poke { address, value, count, delay_us }))
 }

@@ -74,10 +74,7 @@ pub fn count() -> usize {
 }
 
 pub fn get(ordinal: i32) -> Res<&'static Device> {
-    usize::try_from(ordinal)
-        .ok()
-        .and_then(|ordinal| all().get(ordinal))
-        .ok_or(code::INVALID_DEVICE)
+    usize::try_from(ordinal).ok().and_then(|ordinal| all().get(ordinal)).ok_or(code::INVALID_DEVICE)
 }
 
 /// Attributes after those of a server board of compute capability 9.0. Those that are not listed but exist are 0.
@@ -212,8 +209,7 @@ fn by_pci_bus_id(out: Out<i32>, name: In<c_char>) -> Res {
     let name = unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_bytes();
     let found = all().iter().find(|device| {
         let full = pci_bus_name(device.ordinal);
-        name.eq_ignore_ascii_case(full.as_bytes())
-            || name.eq_ignore_ascii_case(&full.as_bytes()[5..])
+        name.eq_ignore_ascii_case(full.as_bytes()) || name.eq_ignore_ascii_case(&full.as_bytes()[5..])
     });
     out.put(found.ok_or(code::INVALID_DEVICE)?.ordinal as i32)
 }

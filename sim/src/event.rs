@@ -42,7 +42,7 @@ enum State {
 }
 
 pub struct Event {
-    pub flags: u32,
+    flags: u32,
     pub context: &'static Context,
     state: Mutex<State>,
 }
@@ -54,6 +54,10 @@ pub fn live() -> u64 {
 }
 
 impl Event {
+    pub fn is_interprocess(&self) -> bool {
+        self.flags & INTERPROCESS != 0
+    }
+
     fn has_timing(&self) -> bool {
         self.flags & DISABLE_TIMING == 0
     }
@@ -124,9 +128,7 @@ pub fn find(handle: usize) -> Res<Arc<Event>> {
 fn lost(handle: usize, found: Found<Event>) -> i32 {
     match found {
         Found::Orphaned => code::CONTEXT_IS_DESTROYED,
-        Found::Dead => {
-            report::fatal_misuse(&format!("event {handle:#x} is used after it was destroyed"))
-        }
+        Found::Dead => report::fatal_misuse(&format!("event {handle:#x} is used after it was destroyed")),
         _ => report::fatal_misuse(&format!("{handle:#x} is no event")),
     }
 }
@@ -142,13 +144,7 @@ fn create(out: Out<usize>, flags: u32) -> Res {
     if flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) != 0 || interprocess_with_timing {
         return Err(code::INVALID_VALUE);
     }
-    let made = EVENTS.add(|_| {
-        Arc::new(Event {
-            flags,
-            context,
-            state: Mutex::new(State::Never),
-        })
-    });
+    let made = EVENTS.add(|_| Arc::new(Event { flags, context, state: Mutex::new(State::Never) }));
     let (handle, _) = made.ok_or(code::OUT_OF_MEMORY)?;
     lock(&context.events).insert(handle);
     out.put(handle)
@@ -178,9 +174,7 @@ pub fn record(handle: usize, argument: StreamArg, flags: u32) -> Res {
     }
     match capture::route(&stream)? {
         Route::Run => event.record_on(&stream),
-        Route::Record if flags == EXTERNAL => {
-            capture::record(&stream, NodeWork::RecordEvent(handle))?
-        }
+        Route::Record if flags == EXTERNAL => capture::record(&stream, NodeWork::RecordEvent(handle))?,
         Route::Record => {
             if let Some(point) = capture::point(&stream) {
                 *lock(&event.state) = State::Captured(point);

@@ -167,11 +167,7 @@ fn nodes(graph: usize, out: Out<usize>, count: Out<usize>) -> Res {
         // SAFETY: not null, and by the C contract a readable value.
         let room = unsafe { count.as_ptr().read() };
         for index in 0..room {
-            let handle = if index < total {
-                Graph::node_handle(graph, index)
-            } else {
-                0
-            };
+            let handle = if index < total { Graph::node_handle(graph, index) } else { 0 };
             // SAFETY: by the C contract the array has that much room.
             unsafe { out.as_ptr().add(index).write(handle) };
         }

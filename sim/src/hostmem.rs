@@ -15,12 +15,7 @@ const READ_ONLY: u32 = 8;
 /// More pinned memory than the host has is refused; less may still not be there, but is not touched here.
 fn host_total() -> u64 {
     // SAFETY: plain queries.
-    let (pages, size) = unsafe {
-        (
-            libc::sysconf(libc::_SC_PHYS_PAGES),
-            libc::sysconf(libc::_SC_PAGESIZE),
-        )
-    };
+    let (pages, size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     u64::try_from(pages.saturating_mul(size)).unwrap_or(u64::MAX)
 }
 
@@ -80,9 +75,7 @@ fn free(address: u64) -> Res {
 /// The pinned block around an address.
 fn pinned_at(memory: &Memory, address: u64) -> Res<&Block> {
     let block = memory.block_at(address).map(|(_, block)| block);
-    block
-        .filter(|block| block.kind.is_host())
-        .ok_or(code::INVALID_VALUE)
+    block.filter(|block| block.kind.is_host()).ok_or(code::INVALID_VALUE)
 }
 
 fn device_pointer(out: Out<u64>, address: u64, flags: u32) -> Res {

@@ -68,9 +68,7 @@ fn flag(name: &str, default: bool) -> bool {
 
 /// Splits `30us` into 30 and `us`.
 fn split_unit(text: &str) -> Option<(u64, &str)> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     Some((text[..digits].parse().ok()?, text[digits..].trim()))
 }
 
@@ -116,9 +114,7 @@ pub fn fixed() -> &'static Fixed {
     FIXED.get_or_init(|| {
         let fixed = Fixed {
             memory: number("CUDASIM_MEMORY", 8 << 30, parse_bytes),
-            devices: number("CUDASIM_DEVICES", 1, |text| {
-                text.parse().ok().filter(|&n| n <= MAX_DEVICES)
-            }),
+            devices: number("CUDASIM_DEVICES", 1, |text| text.parse().ok().filter(|&n| n <= MAX_DEVICES)),
             driver_version: number("CUDASIM_DRIVER_VERSION", 12080, |text| text.parse().ok()),
             vmm: !flag("CUDASIM_NO_VMM", false),
         };
@@ -132,9 +128,7 @@ pub fn fixed() -> &'static Fixed {
         if let Some(list) = variable("CUDASIM_FAIL") {
             for item in list.split(',') {
                 match parse_rule(item.trim()) {
-                    Some((name, nth, sticky, code)) if known(name) => {
-                        add_rule(name, nth, sticky, code)
-                    }
+                    Some((name, nth, sticky, code)) if known(name) => add_rule(name, nth, sticky, code),
                     _ => refuse("CUDASIM_FAIL", item),
                 }
             }
@@ -193,13 +187,7 @@ pub fn set_latency(name: &str, nanoseconds: u64) {
 }
 
 pub fn add_rule(name: &str, nth: u64, sticky: bool, code: i32) {
-    lock(&RULES).push(Rule {
-        name: name.to_string(),
-        nth,
-        sticky,
-        code,
-        seen: 0,
-    });
+    lock(&RULES).push(Rule { name: name.to_string(), nth, sticky, code, seen: 0 });
     named(name).for_each(|entry| entry.call.mark(FAILING, true));
 }
 

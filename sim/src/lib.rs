@@ -13,11 +13,13 @@
 
 #[macro_use]
 mod call;
+mod arrays;
 mod capture;
 mod classic;
 mod code;
 mod context;
 mod control;
+mod copy2d;
 mod device;
 mod event;
 mod graph;
@@ -25,6 +27,7 @@ mod hostmem;
 mod knobs;
 mod lifecycle;
 mod lookup;
+mod memop;
 mod memory;
 mod mempool;
 mod mempool_api;
@@ -35,6 +38,8 @@ mod procaddress;
 mod ranges;
 mod registry;
 mod report;
+mod settings;
+mod share;
 mod stream;
 mod stream_api;
 mod sync;

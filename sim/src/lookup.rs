@@ -11,9 +11,7 @@ use std::sync::OnceLock;
 fn addresses() -> &'static HashMap<&'static str, usize> {
     static ALL: OnceLock<HashMap<&'static str, usize>> = OnceLock::new();
     ALL.get_or_init(|| {
-        control::all_exports()
-            .map(|entry| (entry.call.name, entry.address.0 as usize))
-            .collect()
+        control::all_exports().map(|entry| (entry.call.name, entry.address.0 as usize)).collect()
     })
 }
 
@@ -47,13 +45,7 @@ fn first_form(name: In<c_char>, out: Out<usize>, version: i32, flags: u64) -> Re
     }
 }
 
-fn second_form(
-    name: In<c_char>,
-    out: Out<usize>,
-    version: i32,
-    flags: u64,
-    status: Out<i32>,
-) -> Res {
+fn second_form(name: In<c_char>, out: Out<usize>, version: i32, flags: u64, status: Out<i32>) -> Res {
     let (address, found) = find(name, version, flags)?;
     out.put(address)?;
     status.put_if_wanted(found);

@@ -21,6 +21,8 @@ pub const LARGE_PAGE: u64 = 2 << 20;
 pub enum Kind {
     /// `cuMemAlloc`, `cuMemAllocPitch`
     Device,
+    /// `cuArrayCreate` and the like: has an address only in here
+    Array,
     /// `cuMemAllocManaged`
     Managed,
     /// Allocated in a capture: it belongs to the graph
@@ -84,12 +86,7 @@ impl Mapping {
     /// What any device may do there.
     pub fn widest_right(&self, offset: u64) -> u32 {
         let segment = self.segments.range(..=offset).next_back();
-        segment.map_or(0, |(_, segment)| {
-            segment
-                .rights
-                .iter()
-                .fold(0, |all, &right| all | right as u32)
-        })
+        segment.map_or(0, |(_, segment)| segment.rights.iter().fold(0, |all, &right| all | right as u32))
     }
 }
 
@@ -249,15 +246,10 @@ impl Memory {
         let arena = round_up(size, ARENA).ok_or(code::OUT_OF_MEMORY)?;
         let (base, length) = match host::reserve(arena, LARGE_PAGE) {
             Some(base) => (base, arena),
-            None => (
-                host::reserve(size, LARGE_PAGE).ok_or(code::OUT_OF_MEMORY)?,
-                size,
-            ),
+            None => (host::reserve(size, LARGE_PAGE).ok_or(code::OUT_OF_MEMORY)?, size),
         };
         self.addresses.give(base, length);
-        self.addresses
-            .take(size, LARGE_PAGE)
-            .ok_or(code::OUT_OF_MEMORY)
+        self.addresses.take(size, LARGE_PAGE).ok_or(code::OUT_OF_MEMORY)
     }
 
     pub fn give_addresses(&mut self, base: u64, size: u64) {
@@ -369,16 +361,8 @@ pub mod host {
     /// Puts empty addresses over a mapping: what touches them faults.
     pub fn unmap(base: u64, size: u64) {
         // SAFETY: the range lies inside addresses that this library reserved.
-        let result = unsafe {
-            libc::mmap(
-                base as *mut _,
-                size as usize,
-                NONE,
-                EMPTY | libc::MAP_FIXED,
-                -1,
-                0,
-            )
-        };
+        let result =
+            unsafe { libc::mmap(base as *mut _, size as usize, NONE, EMPTY | libc::MAP_FIXED, -1, 0) };
         let _ = checked(result != libc::MAP_FAILED);
     }
 

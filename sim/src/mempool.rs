@@ -91,12 +91,7 @@ pub fn create(place: Place, is_default: bool, exportable: bool, limit: u64) -> R
     let mut rights = [0; MAX_DEVICES];
     rights[device] = 3;
     let state = State {
-        rules: Rules {
-            follow_event: 1,
-            opportunistic: 1,
-            internal_dependencies: 1,
-            threshold: 0,
-        },
+        rules: Rules { follow_event: 1, opportunistic: 1, internal_dependencies: 1, threshold: 0 },
         rights,
         segments: BTreeMap::new(),
         free: FreeRanges::none(),
@@ -140,10 +135,7 @@ fn device_pools(ordinal: usize) -> Res<&'static DevicePools> {
         return Ok(pools);
     }
     let default = create(Place::Device(ordinal), true, false, 0)?;
-    Ok(ALL[ordinal].get_or_init(|| DevicePools {
-        current: Mutex::new(default.clone()),
-        default,
-    }))
+    Ok(ALL[ordinal].get_or_init(|| DevicePools { current: Mutex::new(default.clone()), default }))
 }
 
 pub fn default_of(ordinal: usize) -> Res<Arc<Pool>> {
@@ -273,25 +265,14 @@ impl Pool {
             let mut memory = memory::writing();
             made = memory.map_anew(self.place, segment, segment);
             if let Ok((base, _, _)) = made {
-                let entry = PoolSegment {
-                    size: segment,
-                    pool: self.clone(),
-                    rights: state.rights,
-                };
+                let entry = PoolSegment { size: segment, pool: self.clone(), rights: state.rights };
                 memory.pool_segments.insert(base, entry);
                 break;
             }
         }
         let (base, mapped, physical) = made?;
         let size = physical.size;
-        state.segments.insert(
-            base,
-            Segment {
-                size,
-                mapped,
-                physical,
-            },
-        );
+        state.segments.insert(base, Segment { size, mapped, physical });
         state.free.give(base, size);
         state.reserved += size;
         state.reserved_peak = state.reserved_peak.max(state.reserved);
@@ -302,12 +283,7 @@ impl Pool {
     fn give(&self, base: u64, size: u64, stream: u64, ticket: Option<Ticket>) {
         let mut state = lock(&self.state);
         state.used -= size;
-        state.freed.push(Freed {
-            base,
-            size,
-            stream,
-            ticket,
-        });
+        state.freed.push(Freed { base, size, stream, ticket });
         UNSETTLED.store(true, Ordering::Release);
     }
 }
@@ -322,11 +298,7 @@ impl State {
     }
 
     /// Takes a range that is still being freed, the best fit.
-    fn retake(
-        &mut self,
-        size: u64,
-        wanted: impl Fn(&Freed) -> bool,
-    ) -> Option<(u64, Option<Ticket>)> {
+    fn retake(&mut self, size: u64, wanted: impl Fn(&Freed) -> bool) -> Option<(u64, Option<Ticket>)> {
         let candidates = self.freed.iter().enumerate();
         let fitting = candidates.filter(|(_, freed)| freed.size >= size && wanted(freed));
         let (index, _) = fitting.min_by_key(|(_, freed)| freed.size)?;

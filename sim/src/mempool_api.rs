@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// `CUmemPoolProps`
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct PoolProperties {
+pub struct PoolProperties {
     kind: i32,
     handle_types: i32,
     location: Location,
@@ -93,14 +93,7 @@ fn set_attribute(handle: usize, which: i32, value: In<u8>) -> Res {
     value.get()?;
     let pool = mempool::find(handle)?;
     let mut state = lock(&pool.state);
-    let State {
-        rules,
-        reserved,
-        reserved_peak,
-        used,
-        used_peak,
-        ..
-    } = &mut *state;
+    let State { rules, reserved, reserved_peak, used, used_peak, .. } = &mut *state;
     if let 1..=3 = which {
         // SAFETY: by the C contract the input has the size of the attribute's type.
         let flag = unsafe { value.as_ptr().cast::<i32>().read_unaligned() };
@@ -157,8 +150,7 @@ fn set_access(handle: usize, rights: In<AccessRights>, count: usize) -> Res {
     };
     let mut memory = memory::writing();
     let own = memory.pool_segments.values_mut();
-    own.filter(|segment| Arc::ptr_eq(&segment.pool, &pool))
-        .for_each(|segment| segment.rights = rights);
+    own.filter(|segment| Arc::ptr_eq(&segment.pool, &pool)).for_each(|segment| segment.rights = rights);
     Ok(())
 }
 
@@ -226,10 +218,7 @@ fn free(address: u64, argument: StreamArg) -> Res {
         require(capture::owns_allocation(&stream, address))?;
         return capture::record(&stream, NodeWork::Free(address));
     }
-    let kind = memory::reading()
-        .blocks
-        .get(&address)
-        .map(|block| block.kind);
+    let kind = memory::reading().blocks.get(&address).map(|block| block.kind);
     match kind {
         Some(Kind::Pool(_)) => mempool::free_in_order(address, &stream),
         Some(Kind::Device) => mempool::free_classic_in_order(address, &stream),

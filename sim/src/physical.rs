@@ -38,11 +38,7 @@ impl File {
             }
             descriptor
         };
-        Some(File {
-            descriptor,
-            next: 0,
-            free: HashMap::new(),
-        })
+        Some(File { descriptor, next: 0, free: HashMap::new() })
     }
 }
 
@@ -86,20 +82,12 @@ impl Physical {
             Some(offset) => offset,
             None => {
                 let offset = file.next;
-                file.next = offset
-                    .checked_add(size)
-                    .filter(|&end| end <= FILE_SIZE as u64)
-                    .ok_or_else(give_back)?;
+                file.next =
+                    offset.checked_add(size).filter(|&end| end <= FILE_SIZE as u64).ok_or_else(give_back)?;
                 offset
             }
         };
-        Ok(Physical {
-            place,
-            size,
-            offset,
-            descriptor: file.descriptor,
-            counted,
-        })
+        Ok(Physical { place, size, offset, descriptor: file.descriptor, counted })
     }
 }
 
@@ -115,11 +103,7 @@ impl Drop for Physical {
             );
         }
         if let Some(Some(file)) = file(self.place).get() {
-            lock(file)
-                .free
-                .entry(self.size)
-                .or_default()
-                .push(self.offset);
+            lock(file).free.entry(self.size).or_default().push(self.offset);
         }
         if let Place::Device(ordinal) = self.place {
             if let Ok(device) = device::get(ordinal as i32) {

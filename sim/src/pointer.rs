@@ -161,10 +161,9 @@ fn address_range(base: Out<u64>, size: Out<usize>, address: u64) -> Res {
     let memory = memory::reading();
     let (start, length) = match memory.block_at(address) {
         Some((start, block)) => (start, block.size),
-        None => memory
-            .mapping_at(address)
-            .map(|(start, mapping)| (start, mapping.size))
-            .ok_or(code::NOT_FOUND)?,
+        None => {
+            memory.mapping_at(address).map(|(start, mapping)| (start, mapping.size)).ok_or(code::NOT_FOUND)?
+        }
     };
     base.put_if_wanted(start);
     size.put_if_wanted(length as usize);

@@ -18,10 +18,7 @@ fn primary(ordinal: i32) -> Res<&'static Mutex<Primary>> {
         [const { OnceLock::new() }; knobs::MAX_DEVICES];
     let device = device::get(ordinal)?;
     Ok(ALL[device.ordinal].get_or_init(|| {
-        Mutex::new(Primary {
-            context: Context::create(device.ordinal, true, 0, false),
-            owners: 0,
-        })
+        Mutex::new(Primary { context: Context::create(device.ordinal, true, 0, false), owners: 0 })
     }))
 }
 

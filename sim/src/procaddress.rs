@@ -51,23 +51,14 @@ pub fn lookup(
     exported: impl Fn(&str) -> bool,
 ) -> Lookup {
     // A form newer than the driver does not exist for it: its name alone is unknown, not "too new".
-    let known = forms_of(name)
-        .iter()
-        .filter(|row| row.since <= driver_version);
-    if !known
-        .clone()
-        .any(|row| exported(row.default) || row.per_thread.is_some_and(&exported))
-    {
+    let known = forms_of(name).iter().filter(|row| row.since <= driver_version);
+    if !known.clone().any(|row| exported(row.default) || row.per_thread.is_some_and(&exported)) {
         return Lookup::NotFound;
     }
     let per_thread = flags & PER_THREAD != 0;
     // Rows are in ascending order of version, so the last one that holds is the newest. It decides alone:
     // its having no per-thread form is an answer, not a reason to look at older rows.
-    match known
-        .rev()
-        .find(|row| unsigned(row.since) <= unsigned(version))
-        .map(|row| row.symbol(per_thread))
-    {
+    match known.rev().find(|row| unsigned(row.since) <= unsigned(version)).map(|row| row.symbol(per_thread)) {
         Some(Some(symbol)) if exported(symbol) => Lookup::Found(symbol),
         Some(Some(_)) => Lookup::NotFound,
         Some(None) | None => Lookup::VersionNotSufficient,
@@ -96,10 +87,7 @@ impl Row {
 
 /// The version that brought this symbol (with its suffixes); `None` if it is not in the table.
 pub fn since(symbol: &str) -> Option<i32> {
-    table()
-        .iter()
-        .find(|row| row.default == symbol || row.per_thread == Some(symbol))
-        .map(|row| row.since)
+    table().iter().find(|row| row.default == symbol || row.per_thread == Some(symbol)).map(|row| row.since)
 }
 
 /// The rows of one base name, oldest first; empty where the name is not in the table.
@@ -117,9 +105,7 @@ fn table() -> &'static [Row] {
 }
 
 fn data_lines() -> impl Iterator<Item = &'static str> {
-    include_str!("procaddress.tsv")
-        .lines()
-        .filter(|line| !line.starts_with('#'))
+    include_str!("procaddress.tsv").lines().filter(|line| !line.starts_with('#'))
 }
 
 fn parse(line: &'static str) -> Option<Row> {
@@ -132,12 +118,7 @@ fn parse(line: &'static str) -> Option<Row> {
         "-" => None,
         symbol => Some(symbol),
     };
-    fields.next().is_none().then_some(Row {
-        base,
-        since,
-        default,
-        per_thread,
-    })
+    fields.next().is_none().then_some(Row { base, since, default, per_thread })
 }
 
 #[cfg(test)]
@@ -158,9 +139,7 @@ mod tests {
     fn every_line_of_the_table_is_read_and_in_order() {
         assert_eq!(table().len(), data_lines().count());
         assert!(table().len() > 600);
-        assert!(table()
-            .windows(2)
-            .all(|pair| (pair[0].base, pair[0].since) < (pair[1].base, pair[1].since)));
+        assert!(table().windows(2).all(|pair| (pair[0].base, pair[0].since) < (pair[1].base, pair[1].since)));
         for row in table() {
             assert!(row.default.starts_with(row.base), "{}", row.default);
             let per_thread = row.per_thread.unwrap_or(row.default);
@@ -178,10 +157,7 @@ mod tests {
         assert_eq!(ask("cuStreamGetCtx", 12040, 0), Found("cuStreamGetCtx"));
         assert_eq!(ask("cuStreamGetCtx", 12050, 0), Found("cuStreamGetCtx_v2"));
         assert_eq!(ask("cuGetProcAddress", 11080, 0), Found("cuGetProcAddress"));
-        assert_eq!(
-            ask("cuGetProcAddress", 12000, 0),
-            Found("cuGetProcAddress_v2")
-        );
+        assert_eq!(ask("cuGetProcAddress", 12000, 0), Found("cuGetProcAddress_v2"));
     }
 
     #[test]
@@ -209,10 +185,7 @@ mod tests {
     fn a_known_name_at_too_low_a_version_is_status_two() {
         for version in [0, 2000, 11010] {
             assert_eq!(ask("cuMemAllocAsync", version, 0), VersionNotSufficient);
-            assert_eq!(
-                ask("cuMemAllocAsync", version, PER_THREAD),
-                VersionNotSufficient
-            );
+            assert_eq!(ask("cuMemAllocAsync", version, PER_THREAD), VersionNotSufficient);
         }
         assert_eq!(ask("cuMemAllocAsync", 11020, 0), Found("cuMemAllocAsync"));
         assert_eq!(ask("cuInit", 0, 0), VersionNotSufficient);
@@ -223,51 +196,27 @@ mod tests {
         for row in table() {
             for version in [0, row.since - 1, row.since, DRIVER] {
                 assert_eq!(ask(row.base, version, 0), ask(row.base, version, LEGACY));
-                assert_eq!(
-                    ask(row.base, version, PER_THREAD),
-                    ask(row.base, version, LEGACY | PER_THREAD)
-                );
+                assert_eq!(ask(row.base, version, PER_THREAD), ask(row.base, version, LEGACY | PER_THREAD));
             }
         }
     }
 
     #[test]
     fn per_thread_forms_come_after_the_version_suffix() {
-        assert_eq!(
-            ask("cuMemcpyDtoH", 7000, PER_THREAD),
-            Found("cuMemcpyDtoH_v2_ptds")
-        );
-        assert_eq!(
-            ask("cuMemAllocAsync", 12000, PER_THREAD),
-            Found("cuMemAllocAsync_ptsz")
-        );
-        assert_eq!(
-            ask("cuStreamGetCtx", 12050, PER_THREAD),
-            Found("cuStreamGetCtx_v2_ptsz")
-        );
+        assert_eq!(ask("cuMemcpyDtoH", 7000, PER_THREAD), Found("cuMemcpyDtoH_v2_ptds"));
+        assert_eq!(ask("cuMemAllocAsync", 12000, PER_THREAD), Found("cuMemAllocAsync_ptsz"));
+        assert_eq!(ask("cuStreamGetCtx", 12050, PER_THREAD), Found("cuStreamGetCtx_v2_ptsz"));
     }
 
     #[test]
     fn per_thread_falls_back_to_plain_only_where_no_variant_exists_at_all() {
         // Stream and event creation, contexts and the virtual memory calls have none.
-        for name in [
-            "cuStreamCreate",
-            "cuEventQuery",
-            "cuCtxSynchronize",
-            "cuMemMap",
-            "cuMemPoolTrimTo",
-        ] {
+        for name in ["cuStreamCreate", "cuEventQuery", "cuCtxSynchronize", "cuMemMap", "cuMemPoolTrimTo"] {
             assert_eq!(ask(name, DRIVER, PER_THREAD), ask(name, DRIVER, 0));
             assert!(matches!(ask(name, DRIVER, PER_THREAD), Found(_)));
         }
         // These have one, from 7.0 only: before, the plain symbol is no substitute.
-        for name in [
-            "cuMemcpy",
-            "cuMemcpyHtoD",
-            "cuLaunchKernel",
-            "cuStreamSynchronize",
-            "cuEventRecord",
-        ] {
+        for name in ["cuMemcpy", "cuMemcpyHtoD", "cuLaunchKernel", "cuStreamSynchronize", "cuEventRecord"] {
             assert_eq!(ask(name, 6050, PER_THREAD), VersionNotSufficient, "{name}");
             assert!(matches!(ask(name, 6050, 0), Found(_)), "{name}");
             assert!(matches!(ask(name, 7000, PER_THREAD), Found(_)), "{name}");
@@ -280,37 +229,23 @@ mod tests {
         assert_eq!(at(12040, "cuCtxRecordEvent", 12040), NotFound);
         assert_eq!(at(12040, "cuCtxRecordEvent", 12050), NotFound);
         assert_eq!(at(12050, "cuCtxRecordEvent", 12040), VersionNotSufficient);
-        assert_eq!(
-            at(12050, "cuCtxRecordEvent", 12050),
-            Found("cuCtxRecordEvent")
-        );
+        assert_eq!(at(12050, "cuCtxRecordEvent", 12050), Found("cuCtxRecordEvent"));
     }
 
     #[test]
     fn a_version_above_the_drivers_means_the_newest_it_has() {
         for version in [12060, 13000, i32::MAX, i32::MIN, -1] {
-            assert_eq!(
-                ask("cuCtxSynchronize", version, 0),
-                Found("cuCtxSynchronize")
-            );
+            assert_eq!(ask("cuCtxSynchronize", version, 0), Found("cuCtxSynchronize"));
             assert_eq!(ask("cuCtxCreate", version, 0), Found("cuCtxCreate_v4"));
-            assert_eq!(
-                lookup("cuCtxCreate", version, 0, 12040, |_| true),
-                Found("cuCtxCreate_v3")
-            );
+            assert_eq!(lookup("cuCtxCreate", version, 0, 12040, |_| true), Found("cuCtxCreate_v3"));
         }
-        assert_eq!(
-            lookup("cuCtxSynchronize", 13000, 0, 13000, |_| true),
-            Found("cuCtxSynchronize_v2")
-        );
+        assert_eq!(lookup("cuCtxSynchronize", 13000, 0, 13000, |_| true), Found("cuCtxSynchronize_v2"));
     }
 
     #[test]
     fn refusals_depend_on_flags_and_from_13_on_the_version() {
         assert!((0..4).all(|flags| !is_refused(i32::MAX, flags, DRIVER)));
-        assert!([4, 5, 8, 1 << 32, u64::MAX]
-            .iter()
-            .all(|&flags| is_refused(DRIVER, flags, DRIVER)));
+        assert!([4, 5, 8, 1 << 32, u64::MAX].iter().all(|&flags| is_refused(DRIVER, flags, DRIVER)));
         assert!(!is_refused(13000, 0, 13000) && !is_refused(0, 0, 13000));
         assert!(is_refused(13010, 0, 13000) && is_refused(-1, 0, 13000));
     }
@@ -318,29 +253,15 @@ mod tests {
     #[test]
     fn what_the_simulated_driver_lacks_is_not_found_and_never_an_older_form() {
         let without = |lacking: &'static [&str], name, version, flags| {
-            lookup(name, version, flags, DRIVER, |symbol| {
-                !lacking.contains(&symbol)
-            })
+            lookup(name, version, flags, DRIVER, |symbol| !lacking.contains(&symbol))
         };
         assert_eq!(without(&["cuInit"], "cuInit", DRIVER, 0), NotFound);
         assert_eq!(without(&["cuInit"], "cuInit", 0, 0), NotFound);
         // 3 arguments where the caller passes 4, and legacy ordering where it asked for per-thread.
-        assert_eq!(
-            without(&["cuCtxCreate_v4"], "cuCtxCreate", DRIVER, 0),
-            NotFound
-        );
-        assert_eq!(
-            without(&["cuCtxCreate_v4"], "cuCtxCreate", 12040, 0),
-            Found("cuCtxCreate_v3")
-        );
-        assert_eq!(
-            without(&["cuMemcpy_ptds"], "cuMemcpy", DRIVER, PER_THREAD),
-            NotFound
-        );
-        assert_eq!(
-            without(&["cuMemcpy_ptds"], "cuMemcpy", DRIVER, 0),
-            Found("cuMemcpy")
-        );
+        assert_eq!(without(&["cuCtxCreate_v4"], "cuCtxCreate", DRIVER, 0), NotFound);
+        assert_eq!(without(&["cuCtxCreate_v4"], "cuCtxCreate", 12040, 0), Found("cuCtxCreate_v3"));
+        assert_eq!(without(&["cuMemcpy_ptds"], "cuMemcpy", DRIVER, PER_THREAD), NotFound);
+        assert_eq!(without(&["cuMemcpy_ptds"], "cuMemcpy", DRIVER, 0), Found("cuMemcpy"));
     }
 
     #[test]
@@ -350,9 +271,7 @@ mod tests {
                 for flags in [0, PER_THREAD] {
                     if let Found(symbol) = lookup(row.base, version, flags, 13020, |_| true) {
                         let own = forms_of(row.base);
-                        assert!(own
-                            .iter()
-                            .any(|f| f.default == symbol || f.per_thread == Some(symbol)));
+                        assert!(own.iter().any(|f| f.default == symbol || f.per_thread == Some(symbol)));
                     }
                 }
             }

@@ -12,15 +12,11 @@ pub fn round_up(value: u64, step: u64) -> Option<u64> {
 
 impl FreeRanges {
     pub const fn none() -> FreeRanges {
-        FreeRanges {
-            ranges: BTreeMap::new(),
-        }
+        FreeRanges { ranges: BTreeMap::new() }
     }
 
     pub fn new(base: u64, size: u64) -> FreeRanges {
-        FreeRanges {
-            ranges: BTreeMap::from([(base, size)]),
-        }
+        FreeRanges { ranges: BTreeMap::from([(base, size)]) }
     }
 
     /// The lowest range that fits.

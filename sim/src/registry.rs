@@ -46,11 +46,7 @@ impl<T> Registry<T> {
         Registry {
             base,
             chunks: [const { OnceLock::new() }; CHUNKS],
-            free: Mutex::new(Free {
-                reusable: Vec::new(),
-                fresh: 0,
-                live: 0,
-            }),
+            free: Mutex::new(Free { reusable: Vec::new(), fresh: 0, live: 0 }),
         }
     }
 
@@ -79,11 +75,8 @@ impl<T> Registry<T> {
             free.live += 1;
             index
         };
-        let chunk = self.chunks[index / SLOTS_PER_CHUNK].get_or_init(|| {
-            (0..SLOTS_PER_CHUNK)
-                .map(|_| Mutex::new(Slot::Empty))
-                .collect()
-        });
+        let chunk = self.chunks[index / SLOTS_PER_CHUNK]
+            .get_or_init(|| (0..SLOTS_PER_CHUNK).map(|_| Mutex::new(Slot::Empty)).collect());
         let handle = self.base + index * SPACING;
         let object = make(handle);
         *lock(&chunk[index % SLOTS_PER_CHUNK]) = Slot::Live(object.clone());

@@ -49,17 +49,11 @@ pub struct StreamArg {
 
 impl StreamArg {
     pub fn legacy(raw: usize) -> StreamArg {
-        StreamArg {
-            raw,
-            per_thread: false,
-        }
+        StreamArg { raw, per_thread: false }
     }
 
     pub fn per_thread(raw: usize) -> StreamArg {
-        StreamArg {
-            raw,
-            per_thread: true,
-        }
+        StreamArg { raw, per_thread: true }
     }
 
     /// The handle with 0 resolved.
@@ -168,11 +162,7 @@ impl Stream {
             handle: AtomicUsize::new(0),
             submitted: AtomicU64::new(0),
             finished: AtomicU64::new(0),
-            queue: Mutex::new(Queue {
-                operations: VecDeque::new(),
-                has_worker: false,
-                closed: false,
-            }),
+            queue: Mutex::new(Queue { operations: VecDeque::new(), has_worker: false, closed: false }),
             capture: Mutex::new(None),
             arrival: Condvar::new(),
             progress: Condvar::new(),
@@ -182,10 +172,7 @@ impl Stream {
     /// Its last operation, unless all are finished.
     pub fn pending(self: &Arc<Self>) -> Option<Ticket> {
         let number = self.submitted.load(Ordering::Acquire);
-        (self.finished.load(Ordering::Acquire) < number).then(|| Ticket {
-            stream: self.clone(),
-            number,
-        })
+        (self.finished.load(Ordering::Acquire) < number).then(|| Ticket { stream: self.clone(), number })
     }
 
     /// Unfinished work of others that the next operation has to wait for.
@@ -222,11 +209,7 @@ impl Stream {
     pub fn submit(self: &Arc<Self>, work: Work, more: Vec<Ticket>) -> Ticket {
         let mut waits = self.waits();
         waits.extend(more);
-        let operation = Operation {
-            waits,
-            touches: work.touches(),
-            work: Some(work),
-        };
+        let operation = Operation { waits, touches: work.touches(), work: Some(work) };
         INFLIGHT.fetch_add(1, Ordering::AcqRel);
         self.context.inflight.fetch_add(1, Ordering::AcqRel);
         let mut queue = lock(&self.queue);
@@ -236,9 +219,8 @@ impl Stream {
         drop(queue);
         if needs_worker {
             let stream = self.clone();
-            let builder = std::thread::Builder::new()
-                .name("cudasim stream".to_string())
-                .stack_size(WORKER_STACK);
+            let builder =
+                std::thread::Builder::new().name("cudasim stream".to_string()).stack_size(WORKER_STACK);
             if builder.spawn(move || stream.work()).is_err() {
                 // No thread to be had: the work is done here and now.
                 self.clone().work();
@@ -246,10 +228,7 @@ impl Stream {
         } else {
             self.arrival.notify_one();
         }
-        Ticket {
-            stream: self.clone(),
-            number,
-        }
+        Ticket { stream: self.clone(), number }
     }
 
     /// The worker: does what is in the queue, and ends when nothing came for a while.
@@ -319,10 +298,7 @@ impl Stream {
         let overlaps = |&(start, length): &(u64, u64)| {
             length > 0 && start < base.saturating_add(size) && base < start.saturating_add(length)
         };
-        queue
-            .operations
-            .iter()
-            .any(|operation| operation.touches.iter().any(overlaps))
+        queue.operations.iter().any(|operation| operation.touches.iter().any(overlaps))
     }
 }
 
@@ -363,9 +339,7 @@ pub fn destroy(handle: usize) -> Res {
 }
 
 fn dead(handle: usize) -> i32 {
-    report::fatal_misuse(&format!(
-        "stream {handle:#x} is used after it was destroyed"
-    ))
+    report::fatal_misuse(&format!("stream {handle:#x} is used after it was destroyed"))
 }
 
 fn unknown(handle: usize) -> i32 {
@@ -380,9 +354,8 @@ fn per_thread(context: &'static Context) -> Arc<Stream> {
     };
     let found = PER_THREAD.try_with(|streams| {
         let mut streams = streams.borrow_mut();
-        let belongs = |stream: &&Arc<Stream>| {
-            stream.context.id == context.id && stream.life == context.life()
-        };
+        let belongs =
+            |stream: &&Arc<Stream>| stream.context.id == context.id && stream.life == context.life();
         if let Some(stream) = streams.0.iter().find(belongs) {
             return stream.clone();
         }

@@ -68,14 +68,7 @@ fn callback(argument: StreamArg, function: Callback, data: usize, flags: u32) ->
     }
     capture::not_capturable(&stream::usable(argument)?)?;
     let stream = argument.raw;
-    stream::launch(
-        argument,
-        Work::Callback {
-            function,
-            stream,
-            data,
-        },
-    )
+    stream::launch(argument, Work::Callback { function, stream, data })
 }
 
 exports! {

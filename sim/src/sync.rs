@@ -5,9 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWrite
 use std::time::Duration;
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 pub fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
@@ -15,14 +13,11 @@ pub fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 }
 
 pub fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    lock.write().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 pub fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    condition
-        .wait(guard)
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    condition.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Waits at most `limit`; the second value says whether the time ran out.
@@ -31,8 +26,7 @@ pub fn wait_for<'a, T>(
     guard: MutexGuard<'a, T>,
     limit: Duration,
 ) -> (MutexGuard<'a, T>, bool) {
-    let (guard, result) = condition
-        .wait_timeout(guard, limit)
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let (guard, result) =
+        condition.wait_timeout(guard, limit).unwrap_or_else(|poisoned| poisoned.into_inner());
     (guard, result.timed_out())
 }

@@ -49,11 +49,7 @@ fn locate(end: End, device: usize, extent: u64, access: Access) -> Res<Located> 
         return Err(code::INVALID_VALUE);
     }
     let in_host_block = |(_, block): (u64, &memory::Block)| block.kind.is_host();
-    Ok(Located {
-        address,
-        known,
-        host: !known || memory.block_at(address).is_some_and(in_host_block),
-    })
+    Ok(Located { address, known, host: !known || memory.block_at(address).is_some_and(in_host_block) })
 }
 
 impl Located {
@@ -106,13 +102,7 @@ pub fn copy_2d(
         return work::copy_rows(device, &to.side(), &source, rows, to_pitch, source_pitch)
             .map_err(|_| code::INVALID_VALUE);
     }
-    let work = Work::Copy {
-        to: to.side(),
-        from: source,
-        rows,
-        to_pitch,
-        from_pitch: source_pitch,
-    };
+    let work = Work::Copy { to: to.side(), from: source, rows, to_pitch, from_pitch: source_pitch };
     if recorded {
         return capture::record(&stream, NodeWork::Run(work));
     }
@@ -136,9 +126,7 @@ fn recorded(stream: &Arc<Stream>, mode: Mode) -> Res<bool> {
 fn stage(from: &Located, rows: Rows, pitch: u64) -> Res<Side> {
     let mut bytes = Vec::new();
     let size = (rows.width * rows.count) as usize;
-    bytes
-        .try_reserve_exact(size)
-        .map_err(|_| code::OUT_OF_MEMORY)?;
+    bytes.try_reserve_exact(size).map_err(|_| code::OUT_OF_MEMORY)?;
     for row in 0..rows.count {
         let start = (from.address + row * pitch) as *const u8;
         // SAFETY: by the C contract the program's source is readable during the call.
@@ -164,13 +152,8 @@ fn fill(
     mode: Mode,
 ) -> Res {
     let stream = stream::usable(stream)?;
-    let width = (width as u64)
-        .checked_mul(element)
-        .ok_or(code::INVALID_VALUE)?;
-    let rows = Rows {
-        width,
-        count: height as u64,
-    };
+    let width = (width as u64).checked_mul(element).ok_or(code::INVALID_VALUE)?;
+    let rows = Rows { width, count: height as u64 };
     let pitch = if height > 1 { pitch as u64 } else { width };
     if rows.is_empty() {
         return Ok(());
@@ -179,22 +162,9 @@ fn fill(
         return Err(code::INVALID_VALUE);
     }
     let device = stream.context.device;
-    let to = locate(
-        End::Device(address),
-        device,
-        rows.extent(pitch),
-        Access::Write,
-    )?;
-    let kind = memory::reading()
-        .block_at(address)
-        .map(|(_, block)| block.kind);
-    let work = Work::Fill {
-        address,
-        value,
-        element,
-        rows,
-        pitch,
-    };
+    let to = locate(End::Device(address), device, rows.extent(pitch), Access::Write)?;
+    let kind = memory::reading().block_at(address).map(|(_, block)| block.kind);
+    let work = Work::Fill { address, value, element, rows, pitch };
     if recorded(&stream, mode)? {
         return capture::record(&stream, NodeWork::Run(work));
     }

@@ -72,7 +72,7 @@ pub fn live_handles() -> u64 {
     lock(&HANDLES).as_ref().map_or(0, |all| all.len() as u64)
 }
 
-fn supported() -> Res {
+pub fn supported() -> Res {
     match knobs::fixed().vmm {
         true => Ok(()),
         false => Err(code::NOT_SUPPORTED),
@@ -106,13 +106,7 @@ fn reserve(out: Out<u64>, size: usize, alignment: usize, flags: u64) -> Res {
     require(alignment == 0 || alignment.is_power_of_two())?;
     // The hint is one; it is ignored.
     let base = host::reserve(size, alignment.max(LARGE_PAGE)).ok_or(code::OUT_OF_MEMORY)?;
-    memory::writing().reservations.insert(
-        base,
-        Reservation {
-            size,
-            mappings: BTreeMap::new(),
-        },
-    );
+    memory::writing().reservations.insert(base, Reservation { size, mappings: BTreeMap::new() });
     out.put(base)
 }
 
@@ -122,9 +116,7 @@ fn free_addresses(base: u64, size: usize) -> Res {
     let reservation = memory.reservations.get(&base).ok_or(code::INVALID_VALUE)?;
     require(reservation.size == size as u64)?;
     if !reservation.mappings.is_empty() {
-        report::misuse(&format!(
-            "cuMemAddressFree of {base:#x}, which has mappings in it"
-        ));
+        report::misuse(&format!("cuMemAddressFree of {base:#x}, which has mappings in it"));
         return Err(code::INVALID_VALUE);
     }
     memory.reservations.remove(&base);
@@ -164,33 +156,25 @@ fn create(out: Out<u64>, size: usize, properties: In<Properties>, flags: u64) ->
         *next += 256;
         *next
     };
-    adopt(Arc::new(Chunk {
-        handle,
-        properties,
-        physical,
-    }));
+    adopt(Arc::new(Chunk { handle, properties, physical }));
     out.put(handle)
 }
 
 /// One owner more.
-fn adopt(chunk: Arc<Chunk>) {
+pub fn adopt(chunk: Arc<Chunk>) {
     let mut handles = lock(&HANDLES);
-    let owned = handles
-        .get_or_insert_with(HashMap::new)
-        .entry(chunk.handle)
-        .or_insert(Owned { chunk, owners: 0 });
+    let owned =
+        handles.get_or_insert_with(HashMap::new).entry(chunk.handle).or_insert(Owned { chunk, owners: 0 });
     owned.owners += 1;
 }
 
 /// The chunk of a handle; what was released or never was one is reported.
-fn chunk_of(handle: u64, call: &str) -> Res<Arc<Chunk>> {
+pub fn chunk_of(handle: u64, call: &str) -> Res<Arc<Chunk>> {
     require(handle != 0)?;
     let handles = lock(&HANDLES);
     let found = handles.as_ref().and_then(|all| all.get(&handle));
     found.map(|owned| owned.chunk.clone()).ok_or_else(|| {
-        report::misuse(&format!(
-            "{call} with handle {handle:#x}, which was released or never was one"
-        ));
+        report::misuse(&format!("{call} with handle {handle:#x}, which was released or never was one"));
         code::INVALID_VALUE
     })
 }
@@ -225,29 +209,15 @@ fn map(base: u64, size: usize, offset: usize, handle: u64, flags: u64) -> Res {
     let before = reservation.mappings.range(..end).next_back();
     require(before.is_none_or(|(&start, mapping)| start + mapping.size <= base))?;
     host::map(base, size, &chunk.physical, host::NONE)?;
-    let segment = Segment {
-        size,
-        rights: [0; MAX_DEVICES],
-    };
-    reservation.mappings.insert(
-        base,
-        Mapping {
-            size,
-            chunk,
-            id,
-            segments: BTreeMap::from([(0, segment)]),
-        },
-    );
+    let segment = Segment { size, rights: [0; MAX_DEVICES] };
+    reservation.mappings.insert(base, Mapping { size, chunk, id, segments: BTreeMap::from([(0, segment)]) });
     Ok(())
 }
 
 /// The reservation that holds all of the range.
 fn reservation_of(memory: &mut Memory, base: u64, end: u64) -> Res<&mut Reservation> {
-    let (&start, reservation) = memory
-        .reservations
-        .range_mut(..=base)
-        .next_back()
-        .ok_or(code::INVALID_VALUE)?;
+    let (&start, reservation) =
+        memory.reservations.range_mut(..=base).next_back().ok_or(code::INVALID_VALUE)?;
     require(end <= start + reservation.size)?;
     Ok(reservation)
 }
@@ -257,15 +227,8 @@ fn whole_mappings(reservation: &Reservation, base: u64, end: u64) -> Res<Vec<u64
     let overlapping = |(&start, mapping): (&u64, &Mapping)| {
         (start + mapping.size > base).then_some((start, start + mapping.size))
     };
-    let found: Vec<(u64, u64)> = reservation
-        .mappings
-        .range(..end)
-        .filter_map(overlapping)
-        .collect();
-    if found
-        .iter()
-        .any(|&(start, stop)| start < base || stop > end)
-    {
+    let found: Vec<(u64, u64)> = reservation.mappings.range(..end).filter_map(overlapping).collect();
+    if found.iter().any(|&(start, stop)| start < base || stop > end) {
         report::misuse(&format!(
             "cuMemUnmap of {base:#x} (+{:#x}), which takes only a part of a mapping",
             end - base
@@ -282,20 +245,14 @@ fn unmap(base: u64, size: usize) -> Res {
     let size = size as u64;
     let end = base.checked_add(size).ok_or(code::INVALID_VALUE)?;
     require(size > 0)?;
-    whole_mappings(
-        reservation_of(&mut memory::writing(), base, end)?,
-        base,
-        end,
-    )?;
+    whole_mappings(reservation_of(&mut memory::writing(), base, end)?, base, end)?;
     stream::check_untouched(base, size, "cuMemUnmap");
     let mut memory = memory::writing();
     let reservation = reservation_of(&mut memory, base, end)?;
     let bases = whole_mappings(reservation, base, end)?;
     host::unmap(base, size);
-    let removed: Vec<Option<Mapping>> = bases
-        .iter()
-        .map(|start| reservation.mappings.remove(start))
-        .collect();
+    let removed: Vec<Option<Mapping>> =
+        bases.iter().map(|start| reservation.mappings.remove(start)).collect();
     drop(memory);
     drop(removed);
     Ok(())
@@ -338,11 +295,7 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
     let covered: u64 = reservation
         .mappings
         .range(..end)
-        .map(|(&start, mapping)| {
-            (start + mapping.size)
-                .min(end)
-                .saturating_sub(start.max(base))
-        })
+        .map(|(&start, mapping)| (start + mapping.size).min(end).saturating_sub(start.max(base)))
         .sum();
     if covered != size {
         report::misuse(&format!(

@@ -44,6 +44,15 @@ pub struct Rows {
     pub count: u64,
 }
 
+/// How a stream compares memory with the value it waits for.
+#[derive(Clone, Copy)]
+pub enum Comparison {
+    AtLeast,
+    Equal,
+    And,
+    Nor,
+}
+
 #[derive(Clone)]
 pub enum Work {
     /// Only order.
@@ -80,6 +89,19 @@ pub enum Work {
         to_pitch: u64,
         from_pitch: u64,
     },
+    /// The stream writes a value of 4 or 8 bytes.
+    Write {
+        address: u64,
+        value: u64,
+        bytes: u64,
+    },
+    /// The stream waits until memory compares so with a value.
+    Await {
+        address: u64,
+        value: u64,
+        bytes: u64,
+        comparison: Comparison,
+    },
     /// `cuLaunchHostFunc`: not called once the context is lost.
     HostFunction {
         function: unsafe extern "C" fn(*mut c_void),
@@ -106,9 +128,7 @@ impl Rows {
     pub fn extent(self, pitch: u64) -> u64 {
         match self.is_empty() {
             true => 0,
-            false => pitch
-                .saturating_mul(self.count - 1)
-                .saturating_add(self.width),
+            false => pitch.saturating_mul(self.count - 1).saturating_add(self.width),
         }
     }
 }
@@ -118,22 +138,13 @@ impl Work {
     pub fn touches(&self) -> [(u64, u64); 2] {
         match self {
             Work::Poke { address, count, .. } => [(*address, count.saturating_mul(4)), (0, 0)],
-            Work::Fill {
-                address,
-                rows,
-                pitch,
-                ..
-            } => [(*address, rows.extent(*pitch)), (0, 0)],
-            Work::Copy {
-                to,
-                from,
-                rows,
-                to_pitch,
-                from_pitch,
-            } => [
-                (to.address(), rows.extent(*to_pitch)),
-                (from.address(), rows.extent(*from_pitch)),
-            ],
+            Work::Fill { address, rows, pitch, .. } => [(*address, rows.extent(*pitch)), (0, 0)],
+            Work::Write { address, bytes, .. } | Work::Await { address, bytes, .. } => {
+                [(*address, *bytes), (0, 0)]
+            }
+            Work::Copy { to, from, rows, to_pitch, from_pitch } => {
+                [(to.address(), rows.extent(*to_pitch)), (from.address(), rows.extent(*from_pitch))]
+            }
             _ => [(0, 0), (0, 0)],
         }
     }
@@ -171,12 +182,7 @@ pub fn run(stream: &Arc<Stream>, work: Work) {
 fn perform(stream: &Arc<Stream>, work: Work) {
     let context = stream.context;
     let error = context.check_error().err();
-    if let Work::Callback {
-        function,
-        stream,
-        data,
-    } = work
-    {
+    if let Work::Callback { function, stream, data } = work {
         let status = error.unwrap_or(code::SUCCESS);
         // SAFETY: by the C contract the function may be called once with this data.
         lifecycle::in_host_function(|| unsafe { function(stream, status, data as *mut c_void) });
@@ -188,37 +194,34 @@ fn perform(stream: &Arc<Stream>, work: Work) {
     if error.is_some() {
         return;
     }
+    let device = context.device;
     let fault = match work {
         Work::Spin { microseconds } => {
             pass(microseconds);
             None
         }
-        Work::Poke {
-            address,
-            value,
-            count,
-            delay_us,
-        } => {
+        Work::Poke { address, value, count, delay_us } => {
             pass(delay_us);
-            let done = fill_row(context.device, address, value, 4, count.saturating_mul(4));
+            let done = fill_row(device, address, value, 4, count.saturating_mul(4));
             (!done).then_some(address)
         }
-        Work::Fill {
-            address,
-            value,
-            element,
-            rows,
-            pitch,
-        } => (0..rows.count)
+        Work::Fill { address, value, element, rows, pitch } => (0..rows.count)
             .map(|row| address + row * pitch)
-            .find(|&start| !fill_row(context.device, start, value, element, rows.width)),
-        Work::Copy {
-            to,
-            from,
-            rows,
-            to_pitch,
-            from_pitch,
-        } => copy_rows(context.device, &to, &from, rows, to_pitch, from_pitch).err(),
+            .find(|&start| !fill_row(device, start, value, element, rows.width)),
+        Work::Copy { to, from, rows, to_pitch, from_pitch } => {
+            copy_rows(device, &to, &from, rows, to_pitch, from_pitch).err()
+        }
+        Work::Write { address, value, bytes } => {
+            let value = value.to_le_bytes();
+            let done = memory::touch(device, address, bytes, Access::Write, |to, _, size| {
+                // SAFETY: `touch` checked the memory; the size is at most 8.
+                unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), to, size as usize) }
+            });
+            (!done).then_some(address)
+        }
+        Work::Await { address, value, bytes, comparison } => {
+            wait_for_value(stream, address, value, bytes, comparison)
+        }
         Work::HostFunction { function, data } => {
             // SAFETY: by the C contract the function may be called with this data.
             lifecycle::in_host_function(|| unsafe { function(data as *mut c_void) });
@@ -238,6 +241,42 @@ fn perform(stream: &Arc<Stream>, work: Work) {
         ));
         context.fail(code::ILLEGAL_ADDRESS);
     }
+}
+
+/// Polls until the memory compares; the address if it cannot be read.
+fn wait_for_value(
+    stream: &Stream,
+    address: u64,
+    value: u64,
+    bytes: u64,
+    comparison: Comparison,
+) -> Option<u64> {
+    let mask = if bytes == 4 { u32::MAX as u64 } else { u64::MAX };
+    while !lifecycle::exiting() && stream.context.check_error().is_ok() {
+        let mut now = [0; 8];
+        let device = stream.context.device;
+        let read = memory::touch(device, address, bytes, Access::Read, |from, _, size| {
+            // SAFETY: `touch` checked the memory; the size is at most 8.
+            unsafe { std::ptr::copy_nonoverlapping(from, now.as_mut_ptr(), size as usize) }
+        });
+        if !read {
+            return Some(address);
+        }
+        let now = u64::from_le_bytes(now);
+        let holds = match comparison {
+            // Cyclic: a counter may wrap.
+            Comparison::AtLeast if bytes == 4 => (now as u32).wrapping_sub(value as u32) as i32 >= 0,
+            Comparison::AtLeast => now.wrapping_sub(value) as i64 >= 0,
+            Comparison::Equal => now == value,
+            Comparison::And => now & value != 0,
+            Comparison::Nor => !(now | value) & mask != 0,
+        };
+        if holds {
+            return None;
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    None
 }
 
 fn pass(microseconds: u64) {
@@ -274,10 +313,7 @@ pub fn copy_rows(
     from_pitch: u64,
 ) -> Result<(), u64> {
     for row in 0..rows.count {
-        let (to_row, from_row) = (
-            to.address() + row * to_pitch,
-            from.address() + row * from_pitch,
-        );
+        let (to_row, from_row) = (to.address() + row * to_pitch, from.address() + row * from_pitch);
         let mut done = 0;
         while done < rows.width {
             let size = (rows.width - done).min(PIECE);

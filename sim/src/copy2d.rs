@@ -1,0 +1,164 @@
+//! Copies of rectangles and boxes, between host memory, device memory and arrays.
+
+use crate::arrays;
+use crate::call::{In, Res};
+use crate::code;
+use crate::stream::StreamArg;
+use crate::transfer::{copy_2d, End, Mode};
+use crate::work::Rows;
+
+/// `CU_MEMORYTYPE_*`
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+const ARRAY: u32 = 3;
+const UNIFIED: u32 = 4;
+
+/// One side of `CUDA_MEMCPY2D`
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Side2 {
+    x: usize,
+    y: usize,
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: usize,
+    pitch: usize,
+}
+
+/// `CUDA_MEMCPY2D`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Copy2 {
+    from: Side2,
+    to: Side2,
+    width: usize,
+    height: usize,
+}
+
+/// One side of `CUDA_MEMCPY3D`
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Side3 {
+    x: usize,
+    y: usize,
+    z: usize,
+    level: usize,
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: usize,
+    /// The context, in peer copies.
+    context: usize,
+    pitch: usize,
+    height: usize,
+}
+
+/// `CUDA_MEMCPY3D`, and `CUDA_MEMCPY3D_PEER`, which has the same layout
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Copy3 {
+    from: Side3,
+    to: Side3,
+    width: usize,
+    height: usize,
+    depth: usize,
+}
+
+/// A side resolved: where it starts, and the distances of its rows and slices.
+struct Place {
+    start: u64,
+    kind: u32,
+    pitch: u64,
+    slice: u64,
+}
+
+impl Side3 {
+    fn of(flat: Side2) -> Side3 {
+        Side3 {
+            x: flat.x,
+            y: flat.y,
+            z: 0,
+            level: 0,
+            kind: flat.kind,
+            host: flat.host,
+            device: flat.device,
+            array: flat.array,
+            context: 0,
+            pitch: flat.pitch,
+            height: 0,
+        }
+    }
+
+    fn resolve(&self, width: usize) -> Res<Place> {
+        let (base, pitch, rows) = match self.kind {
+            HOST => (self.host, self.pitch as u64, self.height as u64),
+            DEVICE | UNIFIED => (self.device, self.pitch as u64, self.height as u64),
+            ARRAY => {
+                let array = arrays::find(self.array)?;
+                (array.address, array.pitch, array.rows)
+            }
+            _ => return Err(code::INVALID_VALUE),
+        };
+        // A pitch of 0 means rows without gaps.
+        let pitch = if pitch == 0 { width as u64 } else { pitch };
+        if (width as u64) > pitch || self.level != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let offset = |slice: u64| {
+            (self.z as u64)
+                .checked_mul(slice)?
+                .checked_add((self.y as u64).checked_mul(pitch)?)?
+                .checked_add(self.x as u64)
+        };
+        let slice = pitch.checked_mul(rows).ok_or(code::INVALID_VALUE)?;
+        let start = offset(slice).and_then(|offset| base.checked_add(offset));
+        Ok(Place { start: start.ok_or(code::INVALID_VALUE)?, kind: self.kind, pitch, slice })
+    }
+}
+
+impl Place {
+    fn end(&self, slice: u64) -> End {
+        let address = self.start.wrapping_add(slice.wrapping_mul(self.slice));
+        match self.kind {
+            HOST => End::Host(address),
+            UNIFIED => End::Any(address),
+            _ => End::Device(address),
+        }
+    }
+}
+
+fn copy_box(copy: Copy3, stream: StreamArg, mode: Mode) -> Res {
+    let (from, to) = (copy.from.resolve(copy.width)?, copy.to.resolve(copy.width)?);
+    let rows = Rows { width: copy.width as u64, count: copy.height as u64 };
+    for slice in 0..copy.depth as u64 {
+        let (to_end, from_end) = (to.end(slice), from.end(slice));
+        copy_2d((to_end, to.pitch), (from_end, from.pitch), rows, stream, mode)?;
+    }
+    Ok(())
+}
+
+fn copy_flat(copy: Copy2, stream: StreamArg, mode: Mode) -> Res {
+    let copy = Copy3 {
+        from: Side3::of(copy.from),
+        to: Side3::of(copy.to),
+        width: copy.width,
+        height: copy.height,
+        depth: 1,
+    };
+    copy_box(copy, stream, mode)
+}
+
+use Mode::{Async, Sync};
+
+exports! {
+    implicit fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(copy: In<Copy2>; s) => copy_flat(copy.get()?, s, Sync);
+    implicit fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(copy: In<Copy2>; s)
+        => copy_flat(copy.get()?, s, Sync);
+    stream fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: In<Copy2>; s) => copy_flat(copy.get()?, s, Async);
+    implicit fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(copy: In<Copy3>; s) => copy_box(copy.get()?, s, Sync);
+    stream fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(copy: In<Copy3>; s) => copy_box(copy.get()?, s, Async);
+    implicit fn cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(copy: In<Copy3>; s) => copy_box(copy.get()?, s, Sync);
+    stream fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(copy: In<Copy3>; s)
+        => copy_box(copy.get()?, s, Async);
+}

@@ -1,0 +1,87 @@
+//! Settings and objects that change nothing in the simulation, but that programs use: limits, cache preferences,
+//! profiling, modules. A module can be loaded and unloaded; it has no functions.
+
+use crate::call::{In, Out, Res};
+use crate::registry::{Found, Registry};
+use crate::sync::lock;
+use crate::{capture, code, context};
+use std::sync::Arc;
+
+/// Stack, printf buffer, heap, and others that only newer devices have.
+pub const LIMITS: usize = 8;
+pub const DEFAULT_LIMITS: [usize; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0];
+
+fn get_limit(out: Out<usize>, which: u32) -> Res {
+    let context = context::current()?;
+    out.check()?;
+    let limits = lock(&context.limits);
+    out.put(*limits.get(which as usize).ok_or(code::INVALID_VALUE)?)
+}
+
+fn set_limit(which: u32, value: usize) -> Res {
+    let context = context::current()?;
+    let mut limits = lock(&context.limits);
+    *limits.get_mut(which as usize).ok_or(code::INVALID_VALUE)? = value;
+    Ok(())
+}
+
+fn get_preference(out: Out<u32>) -> Res {
+    context::current()?;
+    out.put(0)
+}
+
+fn set_preference(value: u32, most: u32) -> Res {
+    context::current()?;
+    match value <= most {
+        true => Ok(()),
+        false => Err(code::INVALID_VALUE),
+    }
+}
+
+struct Module;
+
+static MODULES: Registry<Module> = Registry::new(0x5e00_0000_1000);
+
+fn load(out: Out<usize>, image: In<u8>) -> Res {
+    context::current()?;
+    out.check()?;
+    image.get()?;
+    let made = MODULES.add(|_| Arc::new(Module));
+    out.put(made.ok_or(code::OUT_OF_MEMORY)?.0)
+}
+
+fn unload(module: usize) -> Res {
+    context::current()?;
+    capture::unsafe_call()?;
+    match MODULES.remove(module) {
+        Found::Live(_) => Ok(()),
+        _ => Err(code::INVALID_HANDLE),
+    }
+}
+
+fn no_function(module: usize) -> Res {
+    match MODULES.find(module) {
+        Found::Live(_) => Err(code::NOT_FOUND),
+        _ => Err(code::INVALID_HANDLE),
+    }
+}
+
+exports! {
+    fn cuCtxGetLimit(out: Out<usize>, which: u32) => get_limit(out, which);
+    fn cuCtxSetLimit(which: u32, value: usize) => set_limit(which, value);
+    fn cuCtxGetCacheConfig(out: Out<u32>) => get_preference(out);
+    fn cuCtxSetCacheConfig(value: u32) => set_preference(value, 3);
+    fn cuCtxGetSharedMemConfig(out: Out<u32>) => get_preference(out);
+    fn cuCtxSetSharedMemConfig(value: u32) => set_preference(value, 2);
+    fn cuCtxResetPersistingL2Cache() => context::current().map(|_| ());
+    fn cuProfilerStart() => context::current().map(|_| ());
+    fn cuProfilerStop() => context::current().map(|_| ());
+    fn cuModuleLoad(out: Out<usize>, path: In<u8>) => load(out, path);
+    fn cuModuleLoadData(out: Out<usize>, image: In<u8>) => load(out, image);
+    fn cuModuleLoadDataEx(out: Out<usize>, image: In<u8>, _count: u32, _options: usize, _values: usize)
+        => load(out, image);
+    fn cuModuleLoadFatBinary(out: Out<usize>, image: In<u8>) => load(out, image);
+    fn cuModuleUnload(module: usize) => unload(module);
+    fn cuModuleGetFunction(_out: usize, module: usize, _name: usize) => no_function(module);
+    fn cuModuleGetGlobal_v2(_out: usize, _size: usize, module: usize, _name: usize) => no_function(module);
+}
