@@ -107,10 +107,7 @@ pub fn last_error(buf: &mut [u8]) -> usize {
         let text = last.text.get(..last.len).unwrap_or_default();
         if let Some(room) = buf.len().checked_sub(1) {
             let n = text.len().min(room);
-            for (to, from) in buf
-                .iter_mut()
-                .zip(text.iter().take(n).chain(core::iter::once(&0)))
-            {
+            for (to, from) in buf.iter_mut().zip(text.iter().take(n).chain(core::iter::once(&0))) {
                 *to = *from;
             }
         }

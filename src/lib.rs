@@ -21,5 +21,15 @@
 #[cfg(panic = "abort")]
 compile_error!("cudapool catches panics at its boundary: build it with panic = \"unwind\"");
 
+pub mod arena;
+pub mod driver;
 pub mod error;
+pub mod ffi;
 pub mod heap;
+mod host;
+mod logging;
+pub mod pool;
+
+// The driver loader and the logger abort where the host has no memory, unless they get it from the reserve.
+#[global_allocator]
+static HOST_MEMORY: host::HostMemory = host::HostMemory;

@@ -5,8 +5,9 @@
 #![allow(clippy::missing_safety_doc)] // The contract stands in prose, for C callers.
 
 use super::guard::{guard, guard_free};
-use super::types::{CUstream_st, pool_block_info, pool_options, pool_request, pool_stats, pool_status, pool_t};
+use super::types::{CUstream_st, pool_block_info, pool_options, pool_request, pool_stats, pool_t};
 use super::{convert, text};
+use crate::error::pool_status;
 use core::ffi::{c_char, c_int, c_void};
 
 /// Allocates `size` bytes of device memory on the device of the calling thread's current context
@@ -157,7 +158,11 @@ pub unsafe extern "C" fn pool_trim(
 /// @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
 /// @param stats Receives the counters; its `struct_size` must be set. Zeroed on failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pool_get_stats(pool: *mut pool_t, device: c_int, stats: *mut pool_stats) -> pool_status {
+pub unsafe extern "C" fn pool_get_stats(
+    pool: *mut pool_t,
+    device: c_int,
+    stats: *mut pool_stats,
+) -> pool_status {
     guard(|| {
         // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
         let out = unsafe { convert::OutStruct::new(stats) }?;

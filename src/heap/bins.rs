@@ -29,19 +29,12 @@ fn place(len: u64) -> (usize, usize) {
     }
     let log = quanta.ilog2();
     let row = (log as usize).saturating_sub(3).min(ROWS - 1);
-    (
-        row,
-        (quanta >> log.saturating_sub(4)) as usize & (STEPS - 1),
-    )
+    (row, (quanta >> log.saturating_sub(4)) as usize & (STEPS - 1))
 }
 
 impl Bins {
     pub const fn new() -> Self {
-        Bins {
-            heads: [[NIL; STEPS]; ROWS],
-            rows: 0,
-            steps: [0; ROWS],
-        }
+        Bins { heads: [[NIL; STEPS]; ROWS], rows: 0, steps: [0; ROWS] }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -49,11 +42,7 @@ impl Bins {
     }
 
     fn head(&self, (row, step): (usize, usize)) -> NodeId {
-        self.heads
-            .get(row)
-            .and_then(|r| r.get(step))
-            .copied()
-            .unwrap_or(NIL)
+        self.heads.get(row).and_then(|r| r.get(step)).copied().unwrap_or(NIL)
     }
 
     fn set_head(&mut self, (row, step): (usize, usize), id: NodeId) {
@@ -62,17 +51,9 @@ impl Bins {
         }
         if let Some(steps) = self.steps.get_mut(row) {
             let bit = 1u16 << step;
-            *steps = if id == NIL {
-                *steps & !bit
-            } else {
-                *steps | bit
-            };
+            *steps = if id == NIL { *steps & !bit } else { *steps | bit };
             let bit = 1u64 << row;
-            self.rows = if *steps == 0 {
-                self.rows & !bit
-            } else {
-                self.rows | bit
-            };
+            self.rows = if *steps == 0 { self.rows & !bit } else { self.rows | bit };
         }
     }
 
@@ -135,11 +116,7 @@ impl Bins {
             if best != NIL {
                 return Some(best);
             }
-            bin = if bin.1 + 1 < STEPS {
-                (bin.0, bin.1 + 1)
-            } else {
-                (bin.0 + 1, 0)
-            };
+            bin = if bin.1 + 1 < STEPS { (bin.0, bin.1 + 1) } else { (bin.0 + 1, 0) };
         }
     }
 
@@ -167,11 +144,7 @@ impl Bins {
             for (step, head) in heads.iter().enumerate() {
                 let mut id = *head;
                 while id != NIL {
-                    assert_eq!(
-                        place(nodes.get(id).len),
-                        (row, step),
-                        "an extent is in the wrong bin"
-                    );
+                    assert_eq!(place(nodes.get(id).len), (row, step), "an extent is in the wrong bin");
                     f(id);
                     id = nodes.get(id).bin_next;
                 }
@@ -211,17 +184,10 @@ mod tests {
         nodes.reserve(100).unwrap();
         let lens = [8, 12, 16, 40, 44, 400].map(|k| k << 12);
         for (i, len) in lens.iter().enumerate() {
-            let id = nodes.take(Node {
-                off: (i as u64) << 30,
-                len: *len,
-                ..Node::BLANK
-            });
+            let id = nodes.take(Node { off: (i as u64) << 30, len: *len, ..Node::BLANK });
             bins.insert(&mut nodes, id);
         }
-        let want = |len: u64, align| {
-            bins.best_fit(&nodes, len, align)
-                .map(|id| nodes.get(id).len >> 12)
-        };
+        let want = |len: u64, align| bins.best_fit(&nodes, len, align).map(|id| nodes.get(id).len >> 12);
         assert_eq!(want(1 << 12, 4096), Some(8));
         assert_eq!(want(13 << 12, 4096), Some(16));
         assert_eq!(want(41 << 12, 4096), Some(44));

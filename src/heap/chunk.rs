@@ -8,9 +8,6 @@ use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
 use super::pages::PageTable;
 use super::{Heap, NoHostMemory, PAGE, QUANTUM, block_flags};
 
-/// Most chunks that one growth maps. A limit, because the driver's cost goes with their number.
-pub const MAX_CHUNK_PIECES: usize = 64;
-
 /// One physical allocation of the driver, mapped whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chunk {
@@ -18,6 +15,8 @@ pub struct Chunk {
     pub len: u64,
     /// What the arena knows it by: a handle, or an address.
     pub token: u64,
+    /// It is one block's own allocation.
+    pub own: bool,
     /// The last free of a block in it, in the arena's count of frees.
     seq: u64,
     /// Free list link while blank.
@@ -47,11 +46,7 @@ pub struct Growth {
 
 impl Chunks {
     pub const fn new() -> Self {
-        Chunks {
-            array: Vec::new(),
-            blank: NIL,
-            blanks: 0,
-        }
+        Chunks { array: Vec::new(), blank: NIL, blanks: 0 }
     }
 
     pub fn get(&self, id: u32) -> Option<&Chunk> {
@@ -62,13 +57,7 @@ impl Chunks {
         while self.blanks < count {
             self.array.try_reserve(1).map_err(|_| NoHostMemory)?;
             let id = self.array.len() as u32;
-            self.array.push(Chunk {
-                off: 0,
-                len: 0,
-                token: 0,
-                seq: 0,
-                next: self.blank,
-            });
+            self.array.push(Chunk { off: 0, len: 0, token: 0, own: false, seq: 0, next: self.blank });
             self.blank = id;
             self.blanks = self.blanks.saturating_add(1);
         }
@@ -88,13 +77,7 @@ impl Chunks {
 
     fn remove(&mut self, id: u32) {
         if let Some(slot) = self.array.get_mut(id as usize) {
-            *slot = Chunk {
-                off: 0,
-                len: 0,
-                token: 0,
-                seq: 0,
-                next: self.blank,
-            };
+            *slot = Chunk { off: 0, len: 0, token: 0, own: false, seq: 0, next: self.blank };
             self.blank = id;
             self.blanks = self.blanks.saturating_add(1);
         }
@@ -107,11 +90,8 @@ impl Chunks {
         while at < end {
             match self.array.get_mut(pages.chunk(at) as usize) {
                 Some(chunk) => {
-                    chunk.seq = seq;
-                    at = chunk
-                        .off
-                        .saturating_add(chunk.len)
-                        .max(at.saturating_add(QUANTUM));
+                    chunk.seq = chunk.seq.max(seq);
+                    at = chunk.off.saturating_add(chunk.len).max(at.saturating_add(QUANTUM));
                 }
                 None => at = at.saturating_add(PAGE),
             }
@@ -124,12 +104,7 @@ impl Heap {
     pub fn add_hole(&mut self, off: u64, len: u64) -> Result<(), NoHostMemory> {
         self.nodes.reserve(1)?;
         self.pages.reserve_start(off)?;
-        let id = self.nodes.take(Node {
-            off,
-            len,
-            kind: Kind::Hole,
-            ..Node::BLANK
-        });
+        let id = self.nodes.take(Node { off, len, kind: Kind::Hole, ..Node::BLANK });
         self.pages.set_start(off, id);
         self.link_hole(id);
         Ok(())
@@ -146,9 +121,7 @@ impl Heap {
     }
 
     fn unlink_hole(&mut self, id: NodeId) {
-        let Node {
-            bin_prev, bin_next, ..
-        } = *self.nodes.get(id);
+        let Node { bin_prev, bin_next, .. } = *self.nodes.get(id);
         if bin_prev == NIL {
             self.holes = bin_next;
         } else {
@@ -179,11 +152,7 @@ impl Heap {
     fn growth_in(&self, hole: NodeId, stream: StreamId, len: u64, align: u64) -> Option<Growth> {
         let h = *self.nodes.get(hole);
         let (before, after) = (h.prev, h.next);
-        let from = if self.usable(before, stream) {
-            self.nodes.get(before).off
-        } else {
-            h.off
-        };
+        let from = if self.usable(before, stream) { self.nodes.get(before).off } else { h.off };
         let start = from.checked_add(align - 1)? & !(align - 1);
         let end = start.checked_add(len)?;
         // Nothing before `start` is needed, but only whole pages can be left out.
@@ -191,40 +160,25 @@ impl Heap {
         let neighbour = |id: NodeId, uses: bool| if uses { id } else { NIL };
         let before = neighbour(before, from < h.off);
         if end <= h.end() {
-            let need = end
-                .saturating_sub(off)
-                .max(1)
-                .div_ceil(PAGE)
-                .saturating_mul(PAGE);
+            let need = end.saturating_sub(off).max(1).div_ceil(PAGE).saturating_mul(PAGE);
             let room = h.end().saturating_sub(off);
             // A hole ends at a page, so that the rounded need fits.
-            return Some(Growth {
-                hole,
-                off,
-                need,
-                room,
-                neighbours: [before, NIL],
-            });
+            return Some(Growth { hole, off, need, room, neighbours: [before, NIL] });
         }
         if self.usable(after, stream) && end <= self.nodes.get(after).end() && off < h.end() {
             let need = h.end().saturating_sub(off);
-            return Some(Growth {
-                hole,
-                off,
-                need,
-                room: need,
-                neighbours: [before, after],
-            });
+            return Some(Growth { hole, off, need, room: need, neighbours: [before, after] });
         }
         None
     }
 
-    /// Takes `len` bytes (from `need` to `room`) of a planned growth out of the hole. The plan must be from the same
+    /// Takes `len` bytes (from `need` to `room`), to be filled by `pieces` chunks, of a planned growth out of the hole, and its free
+    /// neighbours out of their lists, so that nobody else gets them meanwhile. The plan must be from the same
     /// hold of the lock. Afterwards [`Heap::commit_map`] or [`Heap::abort_map`] needs no memory.
-    pub fn begin_map(&mut self, plan: &Growth, len: u64) -> Result<NodeId, NoHostMemory> {
+    pub fn begin_map(&mut self, plan: &Growth, len: u64, pieces: usize) -> Result<NodeId, NoHostMemory> {
         let end = plan.off.saturating_add(len);
         self.nodes.reserve(2)?;
-        self.chunks.reserve(MAX_CHUNK_PIECES)?;
+        self.chunks.reserve(pieces)?;
         self.pages.reserve_start(plan.off)?;
         self.pages.reserve_start(end.saturating_sub(1))?;
         self.pages.reserve_chunks(plan.off, len)?;
@@ -243,57 +197,52 @@ impl Heap {
             self.link_hole(rest);
         }
         self.nodes.at(id).kind = Kind::Busy;
+        for neighbour in plan.neighbours {
+            if neighbour != NIL {
+                self.unlink_free(neighbour);
+                self.nodes.at(neighbour).kind = Kind::Busy;
+            }
+        }
         Ok(id)
     }
 
-    /// Books chunks (length and token, in address order) as mapped over the whole busy extent. The memory is
-    /// everyone's, or joined to the neighbours of `stream` that the growth counted on.
+    /// Books chunks (length and token, in address order) as mapped over the whole busy extent, and joins it to the
+    /// neighbours that the growth counted on. The memory is everyone's, or `stream`'s if a neighbour is.
     pub fn commit_map(
         &mut self,
         busy: NodeId,
         plan: &Growth,
-        pieces: &[(u64, u64)],
+        pieces: impl Iterator<Item = (u64, u64)>,
         stream: StreamId,
     ) {
         let Node { off, len, .. } = *self.nodes.get(busy);
         let mut at = off;
         for (piece, token) in pieces {
-            let id = self.chunks.add(Chunk {
-                off: at,
-                len: *piece,
-                token: *token,
-                seq: 0,
-                next: NIL,
-            });
-            self.pages.set_chunk(at, *piece, id);
-            at = at.saturating_add(*piece);
+            let id = self.chunks.add(Chunk { off: at, len: piece, token, own: false, seq: 0, next: NIL });
+            self.pages.set_chunk(at, piece, id);
+            at = at.saturating_add(piece);
         }
-        debug_assert_eq!(
-            at,
-            off.saturating_add(len),
-            "the pieces do not fill the extent"
-        );
+        debug_assert_eq!(at, off.saturating_add(len), "the pieces do not fill the extent");
         self.bytes.mapped = self.bytes.mapped.saturating_add(len);
         self.bytes.cached = self.bytes.cached.saturating_add(len);
-        self.nodes.at(busy).flags = 0;
-        let id = self.insert_free(busy, SHARED);
-        // A neighbour may have been taken meanwhile; what is still usable is joined.
-        if stream != SHARED && !self.merge_all && plan.neighbours.iter().any(|n| *n != NIL) {
-            let (mut first, mut end) = (id, self.nodes.get(id).end());
-            if self.usable(self.nodes.get(first).prev, stream) {
-                first = self.nodes.get(first).prev;
-            }
-            let next = self.nodes.get(id).next;
-            if self.usable(next, stream) {
-                end = self.nodes.get(next).end();
-            }
-            self.claim_run(first, end, stream);
+        let node = self.nodes.at(busy);
+        (node.flags, node.seq) = (0, 0);
+        // With the neighbours it becomes one extent, which must then be the stream's unless all of it is everyone's.
+        let all_shared = plan.neighbours.iter().all(|n| *n == NIL || self.nodes.get(*n).stream == SHARED);
+        let whose = if all_shared { SHARED } else { stream };
+        for id in plan.neighbours.into_iter().filter(|n| *n != NIL) {
+            self.insert_free(id, whose);
         }
+        self.insert_free(busy, whose);
     }
 
     /// Nothing was mapped: the busy extent is a hole again.
-    pub fn abort_map(&mut self, busy: NodeId) {
+    pub fn abort_map(&mut self, busy: NodeId, plan: &Growth) {
         self.insert_hole(busy);
+        for id in plan.neighbours.into_iter().filter(|n| *n != NIL) {
+            let stream = self.nodes.get(id).stream;
+            self.insert_free(id, stream);
+        }
     }
 
     fn insert_hole(&mut self, id: NodeId) {
@@ -315,12 +264,7 @@ impl Heap {
 
     fn join_holes(&mut self, id: NodeId) {
         let next = self.nodes.get(id).next;
-        let Node {
-            off,
-            len,
-            next: after,
-            ..
-        } = *self.nodes.get(next);
+        let Node { off, len, next: after, .. } = *self.nodes.get(next);
         self.pages.set_start(off, NIL);
         let node = self.nodes.at(id);
         node.len = node.len.saturating_add(len);
@@ -341,20 +285,9 @@ impl Heap {
         own: Option<super::BlockInfo>,
     ) -> Result<(), NoHostMemory> {
         self.reserve_chunk_region(off, len)?;
-        let id = self.nodes.take(Node {
-            off,
-            len,
-            kind: Kind::Busy,
-            ..Node::BLANK
-        });
+        let id = self.nodes.take(Node { off, len, kind: Kind::Busy, ..Node::BLANK });
         self.pages.set_start(off, id);
-        let chunk = self.chunks.add(Chunk {
-            off,
-            len,
-            token,
-            seq: self.seq,
-            next: NIL,
-        });
+        let chunk = self.chunks.add(Chunk { off, len, token, own: own.is_some(), seq: self.seq, next: NIL });
         self.pages.set_chunk(off, len, chunk);
         self.bytes.mapped = self.bytes.mapped.saturating_add(len);
         self.bytes.cached = self.bytes.cached.saturating_add(len);
@@ -389,16 +322,13 @@ impl Heap {
         take: &dyn Fn(&Chunk, u64) -> bool,
     ) -> Result<u64, NoHostMemory> {
         let mut cursors = Vec::new();
-        cursors
-            .try_reserve_exact(self.queues.len())
-            .map_err(|_| NoHostMemory)?;
+        cursors.try_reserve_exact(self.queues.len()).map_err(|_| NoHostMemory)?;
         cursors.extend(self.queues.iter().map(|q| q.big.head));
         let mut sum = 0;
         while sum < wanted {
             // The oldest extent of all streams; each list is in order of age.
             let oldest = cursors.iter_mut().enumerate().filter(|(_, id)| **id != NIL);
-            let Some((stream, cursor)) = oldest.min_by_key(|(_, id)| self.nodes.get(**id).seq)
-            else {
+            let Some((stream, cursor)) = oldest.min_by_key(|(_, id)| self.nodes.get(**id).seq) else {
                 break;
             };
             let (id, node) = (*cursor, *self.nodes.get(*cursor));
@@ -406,11 +336,7 @@ impl Heap {
             if spared.contains(&id) {
                 continue;
             }
-            let done = if stream as StreamId == SHARED {
-                u64::MAX
-            } else {
-                done(stream as StreamId)
-            };
+            let done = if stream as StreamId == SHARED { u64::MAX } else { done(stream as StreamId) };
             let mut at = node.off;
             while at < node.end() && sum < wanted {
                 let chunk_id = self.pages.chunk(at);
@@ -418,11 +344,7 @@ impl Heap {
                     break;
                 };
                 let end = chunk.off.saturating_add(chunk.len);
-                if chunk.off >= node.off
-                    && end <= node.end()
-                    && chunk.seq <= done
-                    && take(chunk, sum)
-                {
+                if chunk.off >= node.off && end <= node.end() && chunk.seq <= done && take(chunk, sum) {
                     out.try_reserve(1).map_err(|_| NoHostMemory)?;
                     out.push(chunk_id);
                     sum = sum.saturating_add(chunk.len);
@@ -435,6 +357,11 @@ impl Heap {
 
     pub fn chunk(&self, id: u32) -> Option<Chunk> {
         self.chunks.get(id).copied()
+    }
+
+    /// All chunks.
+    pub fn chunks(&self) -> impl Iterator<Item = &Chunk> {
+        self.chunks.array.iter().filter(|chunk| chunk.len > 0)
     }
 
     /// Takes an idle chunk out of the free extent that it lies in.
@@ -489,13 +416,7 @@ impl Heap {
 
     /// The chunk was unmapped: its range is a hole. Where the region is this one chunk, the region is gone.
     pub fn commit_unmap(&mut self, busy: NodeId, chunk: u32) {
-        let Node {
-            len,
-            off,
-            prev,
-            next,
-            ..
-        } = *self.nodes.get(busy);
+        let Node { len, off, prev, next, .. } = *self.nodes.get(busy);
         self.bytes.mapped = self.bytes.mapped.saturating_sub(len);
         self.bytes.cached = self.bytes.cached.saturating_sub(len);
         self.pages.set_chunk(off, len, NIL);

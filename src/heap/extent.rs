@@ -23,9 +23,7 @@ impl Heap {
             queue.parked_count = PARKED - 1;
         }
         let at = queue.parked_count;
-        if let (Some(slot), Some(slot_len)) =
-            (queue.parked.get_mut(at), queue.parked_len.get_mut(at))
-        {
+        if let (Some(slot), Some(slot_len)) = (queue.parked.get_mut(at), queue.parked_len.get_mut(at)) {
             *slot = id;
             *slot_len = len;
             queue.parked_count = at.saturating_add(1);
@@ -39,16 +37,10 @@ impl Heap {
     pub(super) fn take_parked(&mut self, stream: StreamId, len: u64) -> Option<NodeId> {
         let queue = self.queues.get_mut(stream as usize)?;
         let count = queue.parked_count;
-        let at = queue
-            .parked_len
-            .get(..count)?
-            .iter()
-            .rposition(|l| *l == len)?;
+        let at = queue.parked_len.get(..count)?.iter().rposition(|l| *l == len)?;
         let id = queue.parked.get(at).copied()?;
         queue.parked.copy_within(at.saturating_add(1)..count, at);
-        queue
-            .parked_len
-            .copy_within(at.saturating_add(1)..count, at);
+        queue.parked_len.copy_within(at.saturating_add(1)..count, at);
         queue.parked_count = count.saturating_sub(1);
         Some(id)
     }
@@ -65,23 +57,37 @@ impl Heap {
         }
     }
 
+    /// Makes the parked extents that were freed up to `done` everyone's.
+    pub(super) fn settle_parked(&mut self, stream: StreamId, done: u64) {
+        let mut at = 0;
+        while let Some(queue) = self.queues.get_mut(stream as usize) {
+            let count = queue.parked_count;
+            let Some(id) = queue.parked.get(..count).and_then(|p| p.get(at)).copied() else { break };
+            if self.nodes.get(id).seq > done {
+                at = at.saturating_add(1);
+                continue;
+            }
+            queue.parked.copy_within(at.saturating_add(1)..count, at);
+            queue.parked_len.copy_within(at.saturating_add(1)..count, at);
+            queue.parked_count = count.saturating_sub(1);
+            self.release_extent(id, SHARED);
+        }
+    }
+
     /// Lets a freed extent coalesce, and notes in its chunks that they were used until now.
     pub(super) fn release_extent(&mut self, id: NodeId, stream: StreamId) {
-        let Node { off, len, .. } = *self.nodes.get(id);
-        self.chunks.touch(&self.pages, off, len, self.seq);
+        let Node { off, len, seq, .. } = *self.nodes.get(id);
+        self.chunks.touch(&self.pages, off, len, seq);
         self.insert_free(id, stream);
     }
 
     /// Makes an extent that is in no list free for `stream`, and coalesces it with its neighbours as far
     /// as they are in the same hands. Needs no memory.
     pub(super) fn insert_free(&mut self, id: NodeId, stream: StreamId) -> NodeId {
-        let seq = self.seq;
-        let flags = self.nodes.get(id).flags;
         let node = self.nodes.at(id);
         node.kind = Kind::Free;
         node.stream = stream;
-        node.seq = seq;
-        if flags & block_flags::OWN_ALLOCATION != 0 {
+        if node.flags & block_flags::OWN_ALLOCATION != 0 {
             // Serves no other block: in no bin, but with an age, so that it is given back.
             self.link_age(id);
             return id;
@@ -98,17 +104,17 @@ impl Heap {
             self.unlink_free(next);
             self.absorb_next(id);
         }
-        self.nodes.at(id).seq = seq;
+        self.relink(id);
+        id
+    }
+
+    /// Puts a free extent into the lists of its stream.
+    fn relink(&mut self, id: NodeId) {
         self.link_age(id);
-        let Node { stream, .. } = *self.nodes.get(id);
-        if let Some(bins) = self
-            .queues
-            .get_mut(stream as usize)
-            .and_then(|q| q.bins.first_mut())
-        {
+        let stream = self.nodes.get(id).stream;
+        if let Some(bins) = self.queues.get_mut(stream as usize).and_then(|q| q.bins.first_mut()) {
             bins.insert(&mut self.nodes, id);
         }
-        id
     }
 
     /// Whether the free neighbour and the extent `id` may become one.
@@ -119,29 +125,18 @@ impl Heap {
         let (a, b) = (self.nodes.get(neighbour), self.nodes.get(id));
         a.kind == Kind::Free
             && a.flags & block_flags::OWN_ALLOCATION == 0
-            && (a.stream == b.stream
-                || (self.merge_all && (a.stream == SHARED || b.stream == SHARED)))
+            && (a.stream == b.stream || (self.merge_all && (a.stream == SHARED || b.stream == SHARED)))
     }
 
     /// Joins the extent behind `id` to it. The result is everyone's only if both were.
     fn absorb_next(&mut self, id: NodeId) {
         let next = self.nodes.get(id).next;
-        let Node {
-            off,
-            len,
-            next: after,
-            stream,
-            ..
-        } = *self.nodes.get(next);
+        let Node { off, len, next: after, stream, .. } = *self.nodes.get(next);
         self.pages.set_start(off, NIL);
         let node = self.nodes.at(id);
         node.len = node.len.saturating_add(len);
         node.next = after;
-        node.stream = if node.stream == SHARED {
-            stream
-        } else {
-            node.stream
-        };
+        node.stream = if node.stream == SHARED { stream } else { node.stream };
         if after != NIL {
             self.nodes.at(after).prev = id;
         }
@@ -149,17 +144,19 @@ impl Heap {
     }
 
     fn link_age(&mut self, id: NodeId) {
-        let Node { len, stream, .. } = *self.nodes.get(id);
+        let Node { len, stream, seq, .. } = *self.nodes.get(id);
         if let Some(queue) = self.queues.get_mut(stream as usize) {
-            queue.age_list(len).push_back(&mut self.nodes, id);
+            let list = queue.age_list(len);
+            // The list stays in order of age, so an extent that comes late counts as being as young as the last.
+            let youngest = if list.tail == NIL { 0 } else { self.nodes.get(list.tail).seq };
+            self.nodes.at(id).seq = seq.max(youngest);
+            list.push_back(&mut self.nodes, id);
         }
     }
 
     /// Takes a free extent out of bins and age list.
     pub(super) fn unlink_free(&mut self, id: NodeId) {
-        let Node {
-            len, stream, flags, ..
-        } = *self.nodes.get(id);
+        let Node { len, stream, flags, .. } = *self.nodes.get(id);
         let Some(queue) = self.queues.get_mut(stream as usize) else {
             return;
         };
@@ -214,12 +211,7 @@ impl Heap {
     }
 
     /// Cuts `len` bytes at a multiple of `align` out of a free extent that holds them.
-    pub(super) fn cut_out(
-        &mut self,
-        id: NodeId,
-        len: u64,
-        align: u64,
-    ) -> Result<NodeId, NoHostMemory> {
+    pub(super) fn cut_out(&mut self, id: NodeId, len: u64, align: u64) -> Result<NodeId, NoHostMemory> {
         let free = *self.nodes.get(id);
         debug_assert!(fits(free.off, free.len, len, align));
         let mask = align.saturating_sub(1);
@@ -242,21 +234,6 @@ impl Heap {
             self.relink(rest);
         }
         Ok(id)
-    }
-
-    /// Puts what is left of a cut free extent back. Its neighbours cannot have become mergeable, and its
-    /// age starts anew: keeping its place would need a search, since it may have changed lists.
-    fn relink(&mut self, id: NodeId) {
-        self.nodes.at(id).seq = self.seq;
-        self.link_age(id);
-        let stream = self.nodes.get(id).stream;
-        if let Some(bins) = self
-            .queues
-            .get_mut(stream as usize)
-            .and_then(|q| q.bins.first_mut())
-        {
-            bins.insert(&mut self.nodes, id);
-        }
     }
 
     /// Joins neighbouring free extents of `stream` and of everyone, where together they hold the request.

@@ -15,13 +15,12 @@ mod node;
 mod pages;
 mod size;
 mod slab;
-#[cfg(any(test, debug_assertions))]
 mod validate;
 
 #[cfg(test)]
 mod tests;
 
-pub use chunk::{Chunk, Growth, MAX_CHUNK_PIECES};
+pub use chunk::{Chunk, Growth};
 pub use node::{Kind, NIL, NodeId, SHARED, StreamId};
 pub use size::{CLASSES, MAX_SIZE, MAX_SMALL, PAGE, QUANTUM, UNIT, class_of, class_size, round_up};
 
@@ -156,11 +155,7 @@ impl Queue {
     }
 
     fn age_list(&mut self, len: u64) -> &mut AgeList {
-        if len >= PAGE {
-            &mut self.big
-        } else {
-            &mut self.small
-        }
+        if len >= PAGE { &mut self.big } else { &mut self.small }
     }
 
     fn is_empty(&self) -> bool {
@@ -233,9 +228,7 @@ impl Heap {
             }
         }
         self.unpark(stream);
-        Ok(self
-            .take_extent(stream, len, align.max(QUANTUM))?
-            .map(|id| self.hand_out(id, info)))
+        Ok(self.take_extent(stream, len, align.max(QUANTUM))?.map(|id| self.hand_out(id, info)))
     }
 
     /// How many bytes of an extent a request takes from the bins.
@@ -273,11 +266,7 @@ impl Heap {
 
     /// The live block that starts at `off`.
     pub fn block_at(&self, off: u64) -> Result<Block, NotLive> {
-        let id = if off % UNIT == 0 {
-            self.pages.start(off / QUANTUM * QUANTUM)
-        } else {
-            NIL
-        };
+        let id = if off % UNIT == 0 { self.pages.start(off / QUANTUM * QUANTUM) } else { NIL };
         let node = self.nodes.get(id);
         match node.kind {
             Kind::Used if node.off == off => Ok(self.extent_block(id)),
@@ -318,9 +307,7 @@ impl Heap {
     pub fn mark_used_elsewhere(&mut self, block: &Block) {
         match block.place {
             Place::Extent(id) => self.nodes.at(id).flags |= block_flags::USED_ELSEWHERE,
-            Place::Slab { slab, index } => {
-                self.slabs.mark(slab, index, block_flags::USED_ELSEWHERE)
-            }
+            Place::Slab { slab, index } => self.slabs.mark(slab, index, block_flags::USED_ELSEWHERE),
         }
     }
 
@@ -333,9 +320,7 @@ impl Heap {
                 self.uncount_live(block.len, block.info.requested);
                 self.bytes.cached = self.bytes.cached.saturating_add(block.len);
                 self.nodes.at(id).seq = seq;
-                if block.info.flags & block_flags::OWN_ALLOCATION != 0
-                    || block.len >= MAX_PARKED_LEN
-                {
+                if block.info.flags & block_flags::OWN_ALLOCATION != 0 || block.len >= MAX_PARKED_LEN {
                     self.release_extent(id, stream);
                 } else {
                     self.park(id, stream);
@@ -384,7 +369,7 @@ impl Heap {
             let len = class_size(self.slabs.class(slab));
             self.bytes.pending = self.bytes.pending.saturating_sub(len);
             self.bytes.cached = self.bytes.cached.saturating_add(len);
-            self.slab_gains(slab, index);
+            self.slab_gains(slab, index, 0);
         }
     }
 
@@ -393,16 +378,13 @@ impl Heap {
         if stream == SHARED {
             return;
         }
+        self.settle_parked(stream, done);
         for big in [true, false] {
             loop {
                 let Some(queue) = self.queues.get(stream as usize) else {
                     return;
                 };
-                let id = if big {
-                    queue.big.head
-                } else {
-                    queue.small.head
-                };
+                let id = if big { queue.big.head } else { queue.small.head };
                 if id == NIL || self.nodes.get(id).seq > done {
                     break;
                 }
@@ -432,8 +414,7 @@ impl Heap {
         largest(stream).max(largest(SHARED))
     }
 
-    /// Checks every invariant of the heap; panics where one does not hold. For tests and debug builds.
-    #[cfg(any(test, debug_assertions))]
+    /// Checks every invariant of the heap; panics where one does not hold. For tests, and after a caught panic.
     pub fn validate(&self) {
         validate::validate(self);
     }

@@ -108,12 +108,7 @@ pub struct Nodes {
 
 impl Nodes {
     pub const fn new() -> Self {
-        Nodes {
-            array: Vec::new(),
-            blank: NIL,
-            blanks: 0,
-            nowhere: Node::BLANK,
-        }
+        Nodes { array: Vec::new(), blank: NIL, blanks: 0, nowhere: Node::BLANK }
     }
 
     pub fn get(&self, id: NodeId) -> &Node {
@@ -141,10 +136,7 @@ impl Nodes {
                 return Err(NoHostMemory);
             }
             let id = self.array.len() as NodeId;
-            self.array.push(Node {
-                next: self.blank,
-                ..Node::BLANK
-            });
+            self.array.push(Node { next: self.blank, ..Node::BLANK });
             self.blank = id;
             self.blanks = self.blanks.saturating_add(1);
         }
@@ -162,20 +154,15 @@ impl Nodes {
     }
 
     pub fn give(&mut self, id: NodeId) {
-        *self.at(id) = Node {
-            next: self.blank,
-            ..Node::BLANK
-        };
+        *self.at(id) = Node { next: self.blank, ..Node::BLANK };
         self.blank = id;
         self.blanks = self.blanks.saturating_add(1);
     }
 
-    #[cfg(any(test, debug_assertions))]
     pub fn in_use(&self) -> usize {
-        self.array.len() - self.blanks
+        self.array.len().saturating_sub(self.blanks)
     }
 
-    #[cfg(any(test, debug_assertions))]
     pub fn len(&self) -> NodeId {
         self.array.len() as NodeId
     }
@@ -189,10 +176,7 @@ pub struct AgeList {
 }
 
 impl AgeList {
-    pub const EMPTY: AgeList = AgeList {
-        head: NIL,
-        tail: NIL,
-    };
+    pub const EMPTY: AgeList = AgeList { head: NIL, tail: NIL };
 
     pub fn push_back(&mut self, nodes: &mut Nodes, id: NodeId) {
         let tail = self.tail;
@@ -208,9 +192,7 @@ impl AgeList {
     }
 
     pub fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
-        let Node {
-            age_prev, age_next, ..
-        } = *nodes.get(id);
+        let Node { age_prev, age_next, .. } = *nodes.get(id);
         if age_prev == NIL {
             self.head = age_next;
         } else {

@@ -24,11 +24,7 @@ pub struct PageTable {
 }
 
 fn split(off: u64) -> (usize, usize, usize) {
-    (
-        (off / DIRECTORY) as usize,
-        (off / PAGE) as usize % PAGES,
-        (off / QUANTUM) as usize % QUANTA,
-    )
+    ((off / DIRECTORY) as usize, (off / PAGE) as usize % PAGES, (off / QUANTUM) as usize % QUANTA)
 }
 
 fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, NoHostMemory> {
@@ -40,28 +36,18 @@ fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, NoHostMemory> {
 
 impl PageTable {
     pub const fn new() -> Self {
-        PageTable {
-            directories: Vec::new(),
-        }
+        PageTable { directories: Vec::new() }
     }
 
     fn directory(&mut self, index: usize) -> Result<&mut Directory, NoHostMemory> {
         if index >= self.directories.len() {
-            let more = index
-                .saturating_add(1)
-                .saturating_sub(self.directories.len());
-            self.directories
-                .try_reserve(more)
-                .map_err(|_| NoHostMemory)?;
-            self.directories
-                .resize_with(index.saturating_add(1), || None);
+            let more = index.saturating_add(1).saturating_sub(self.directories.len());
+            self.directories.try_reserve(more).map_err(|_| NoHostMemory)?;
+            self.directories.resize_with(index.saturating_add(1), || None);
         }
         let slot = self.directories.get_mut(index).ok_or(NoHostMemory)?;
         if slot.is_none() {
-            *slot = Some(Directory {
-                starts: filled(Vec::new(), PAGES)?,
-                chunks: filled(NIL, PAGES)?,
-            });
+            *slot = Some(Directory { starts: filled(Vec::new(), PAGES)?, chunks: filled(NIL, PAGES)? });
         }
         slot.as_mut().ok_or(NoHostMemory)
     }
@@ -69,11 +55,7 @@ impl PageTable {
     /// Makes sure that an extent may start at `off` without memory being needed then.
     pub fn reserve_start(&mut self, off: u64) -> Result<(), NoHostMemory> {
         let (directory, page, _) = split(off);
-        let starts = self
-            .directory(directory)?
-            .starts
-            .get_mut(page)
-            .ok_or(NoHostMemory)?;
+        let starts = self.directory(directory)?.starts.get_mut(page).ok_or(NoHostMemory)?;
         if starts.is_empty() {
             *starts = filled(NIL, QUANTA)?;
         }
@@ -92,12 +74,7 @@ impl PageTable {
     pub fn start(&self, off: u64) -> NodeId {
         let (directory, page, quantum) = split(off);
         match self.directories.get(directory) {
-            Some(Some(d)) => d
-                .starts
-                .get(page)
-                .and_then(|s| s.get(quantum))
-                .copied()
-                .unwrap_or(NIL),
+            Some(Some(d)) => d.starts.get(page).and_then(|s| s.get(quantum)).copied().unwrap_or(NIL),
             _ => NIL,
         }
     }
@@ -109,10 +86,7 @@ impl PageTable {
             Some(Some(d)) => d.starts.get_mut(page).and_then(|s| s.get_mut(quantum)),
             _ => None,
         };
-        debug_assert!(
-            entry.is_some() || id == NIL,
-            "an extent starts where none was reserved"
-        );
+        debug_assert!(entry.is_some() || id == NIL, "an extent starts where none was reserved");
         if let Some(entry) = entry {
             *entry = id;
         }

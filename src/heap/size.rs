@@ -35,19 +35,13 @@ pub const fn round_up(value: u64, to: u64) -> Option<u64> {
 pub const fn class_of(size: u64) -> usize {
     let last = size.saturating_sub(1) / UNIT; // Units, less one.
     let group = (63u32.saturating_sub((last | 1).leading_zeros())).saturating_sub(3);
-    (group as usize)
-        .saturating_mul(8)
-        .saturating_add((last >> group) as usize)
+    (group as usize).saturating_mul(8).saturating_add((last >> group) as usize)
 }
 
 /// Bytes of a block of the class.
 pub const fn class_size(class: usize) -> u64 {
     let class = class as u64;
-    let (group, step) = if class < 8 {
-        (0, class)
-    } else {
-        ((class / 8).saturating_sub(1), (class % 8) | 8)
-    };
+    let (group, step) = if class < 8 { (0, class) } else { ((class / 8).saturating_sub(1), (class % 8) | 8) };
     (step.saturating_add(1) << group).saturating_mul(UNIT)
 }
 
@@ -55,11 +49,7 @@ pub const fn class_size(class: usize) -> u64 {
 /// whole number of quanta, so that it has no tail.
 pub const fn slab_blocks(class: usize) -> u64 {
     let size = class_size(class);
-    let wanted = if size.saturating_mul(8) > 64 << 10 {
-        8
-    } else {
-        (64u64 << 10).div_ceil(size)
-    };
+    let wanted = if size.saturating_mul(8) > 64 << 10 { 8 } else { (64u64 << 10).div_ceil(size) };
     // size / UNIT times the count must be a multiple of QUANTUM / UNIT = 8.
     let step = 8_u64 >> min(3, (size / UNIT).trailing_zeros());
     wanted.div_ceil(step).saturating_mul(step)
@@ -100,10 +90,7 @@ mod tests {
             let bytes = slab_blocks(class) * class_size(class);
             assert_eq!(bytes % QUANTUM, 0, "class {class}");
             assert!(slab_blocks(class) >= 8 && slab_blocks(class) <= MAX_SLAB_BLOCKS);
-            assert!(
-                (64 << 10..=288 << 10).contains(&bytes),
-                "class {class}: {bytes}"
-            );
+            assert!((64 << 10..=288 << 10).contains(&bytes), "class {class}: {bytes}");
         }
     }
 

@@ -38,6 +38,8 @@ struct Slab {
     class: usize,
     stream: StreamId,
     free: u64,
+    /// The last free of a block in it.
+    seq: u64,
     /// Bit i: block i is free.
     bits: [u64; WORDS],
     blocks: Vec<Small>,
@@ -66,12 +68,7 @@ fn link(slab: u32, index: u32) -> u64 {
 
 impl Slabs {
     pub const fn new() -> Self {
-        Slabs {
-            array: Vec::new(),
-            vacant: Vec::new(),
-            pending_head: NO_LINK,
-            pending_tail: NO_LINK,
-        }
+        Slabs { array: Vec::new(), vacant: Vec::new(), pending_head: NO_LINK, pending_tail: NO_LINK }
     }
 
     fn get(&self, slab: u32) -> Option<&Slab> {
@@ -131,18 +128,13 @@ impl Slabs {
     }
 
     /// Bytes pending and live in all slabs, and their blocks; for validation.
-    #[cfg(any(test, debug_assertions))]
     pub fn totals(&self) -> (u64, u64, u64, u64) {
         let (mut live, mut pending, mut requested, mut blocks) = (0, 0, 0, 0);
         for slab in self.array.iter().flatten() {
             let mut free = 0;
             for (i, small) in slab.blocks.iter().enumerate() {
                 let bit = slab.bits[i / 64] >> (i % 64) & 1;
-                assert_eq!(
-                    bit == 1,
-                    small.state == State::Free,
-                    "a slab's bits disagree with its blocks"
-                );
+                assert_eq!(bit == 1, small.state == State::Free, "a slab's bits disagree with its blocks");
                 match small.state {
                     State::Free => free += 1,
                     State::Live => {
@@ -159,7 +151,6 @@ impl Slabs {
     }
 
     /// The node, length in blocks, and free blocks of a slab; for validation.
-    #[cfg(any(test, debug_assertions))]
     pub fn describe(&self, slab: u32) -> Option<(NodeId, usize, u64, StreamId)> {
         self.get(slab).map(|s| (s.node, s.class, s.free, s.stream))
     }
@@ -173,12 +164,7 @@ impl Heap {
         info: BlockInfo,
     ) -> Result<Option<u64>, NoHostMemory> {
         let class = class_of(len);
-        let head = self
-            .queues
-            .get(stream as usize)
-            .and_then(|q| q.slabs.get(class))
-            .copied()
-            .unwrap_or(NIL);
+        let head = self.queues.get(stream as usize).and_then(|q| q.slabs.get(class)).copied().unwrap_or(NIL);
         let slab = if head != NIL {
             head
         } else {
@@ -193,11 +179,7 @@ impl Heap {
     /// Hands out a block of a slab with room.
     fn take_small(&mut self, index: u32, info: BlockInfo) -> Option<u64> {
         let slab = self.slabs.at(index)?;
-        let (w, word) = slab
-            .bits
-            .iter_mut()
-            .enumerate()
-            .find(|(_, word)| **word != 0)?;
+        let (w, word) = slab.bits.iter_mut().enumerate().find(|(_, word)| **word != 0)?;
         let bit = word.trailing_zeros() as usize;
         *word &= word.wrapping_sub(1);
         slab.free = slab.free.saturating_sub(1);
@@ -225,14 +207,8 @@ impl Heap {
         let count = slab_blocks(class) as usize;
         let mut blocks = Vec::new();
         blocks.try_reserve_exact(count).map_err(|_| NoHostMemory)?;
-        let blank = Small {
-            requested: 0,
-            owner: 0,
-            flags: 0,
-            state: State::Free,
-            handle_or_seq: 0,
-            link: NO_LINK,
-        };
+        let blank =
+            Small { requested: 0, owner: 0, flags: 0, state: State::Free, handle_or_seq: 0, link: NO_LINK };
         blocks.resize(count, blank);
         if self.slabs.vacant.is_empty() {
             // Room in `vacant` for every index, so that giving a slab up needs no memory.
@@ -251,39 +227,21 @@ impl Heap {
         };
         let Node { off, .. } = *self.nodes.get(node);
         // A slab is at most 288 KiB: two pages, and both may need entries.
-        if self
-            .pages
-            .reserve_start(off)
-            .and(self.pages.reserve_start(off.saturating_add(len - 1)))
-            .is_err()
-        {
+        if self.pages.reserve_start(off).and(self.pages.reserve_start(off.saturating_add(len - 1))).is_err() {
             self.insert_free(node, stream);
             return Err(NoHostMemory);
         }
         for at in (off..off.saturating_add(len)).step_by(QUANTUM as usize) {
             self.pages.set_start(at, node);
         }
-        let index = self
-            .slabs
-            .vacant
-            .pop()
-            .unwrap_or(self.slabs.array.len() as u32);
+        let index = self.slabs.vacant.pop().unwrap_or(self.slabs.array.len() as u32);
         let mut bits = [0u64; WORDS];
         for (w, word) in bits.iter_mut().enumerate() {
             let here = count.saturating_sub(w.saturating_mul(64)).min(64) as u32;
             *word = u64::MAX.checked_shr(64 - here).unwrap_or(0);
         }
-        let slab = Slab {
-            node,
-            off,
-            class,
-            stream,
-            free: count as u64,
-            bits,
-            blocks,
-            prev: NIL,
-            next: NIL,
-        };
+        let slab =
+            Slab { node, off, class, stream, free: count as u64, seq: 0, bits, blocks, prev: NIL, next: NIL };
         match self.slabs.array.get_mut(index as usize) {
             Some(slot) => *slot = Some(slab),
             None => self.slabs.array.push(Some(slab)), // Reserved above.
@@ -322,10 +280,7 @@ impl Heap {
                 flags: small.flags,
             },
             stream: slab.stream,
-            place: Place::Slab {
-                slab: node.slab,
-                index: index as u32,
-            },
+            place: Place::Slab { slab: node.slab, index: index as u32 },
         })
     }
 
@@ -334,25 +289,20 @@ impl Heap {
         let Some(owner) = self.slabs.get(slab) else {
             return;
         };
-        debug_assert_eq!(
-            owner.stream, stream,
-            "a small block was freed on a stream that its slab is not of"
-        );
+        debug_assert_eq!(owner.stream, stream, "a small block was freed on a stream that its slab is not of");
         let len = class_size(owner.class);
-        let requested = owner
-            .blocks
-            .get(index as usize)
-            .map_or(0, |b| u64::from(b.requested));
+        let requested = owner.blocks.get(index as usize).map_or(0, |b| u64::from(b.requested));
         self.uncount_live(len, requested);
         self.bytes.cached = self.bytes.cached.saturating_add(len);
-        self.slab_gains(slab, index);
+        self.slab_gains(slab, index, self.seq);
     }
 
-    /// A block returns to its slab.
-    pub(super) fn slab_gains(&mut self, index: u32, at: u32) {
+    /// A block returns to its slab. `seq` is when it was freed, or 0 if the device is finished with it.
+    pub(super) fn slab_gains(&mut self, index: u32, at: u32, seq: u64) {
         let Some(slab) = self.slabs.at(index) else {
             return;
         };
+        slab.seq = slab.seq.max(seq);
         if let Some(block) = slab.blocks.get_mut(at as usize) {
             block.state = State::Free;
             block.link = NO_LINK;
@@ -378,20 +328,12 @@ impl Heap {
     /// Gives a wholly free slab back to the extents.
     fn release_slab(&mut self, index: u32) {
         self.unlist_slab(index);
-        let Some(slab) = self
-            .slabs
-            .array
-            .get_mut(index as usize)
-            .and_then(Option::take)
-        else {
+        let Some(slab) = self.slabs.array.get_mut(index as usize).and_then(Option::take) else {
             return;
         };
         self.slabs.vacant.push(index); // Reserved when the slab was made.
         let len = slab_bytes(slab.class);
-        for at in (slab.off..slab.off.saturating_add(len))
-            .step_by(QUANTUM as usize)
-            .skip(1)
-        {
+        for at in (slab.off..slab.off.saturating_add(len)).step_by(QUANTUM as usize).skip(1) {
             self.pages.set_start(at, NIL);
         }
         if let Some(queue) = self.queues.get_mut(slab.stream as usize) {
@@ -400,17 +342,14 @@ impl Heap {
         let node = self.nodes.at(slab.node);
         node.slab = NIL;
         node.flags = 0;
+        node.seq = slab.seq;
         self.release_extent(slab.node, slab.stream);
     }
 
     pub(super) fn release_empty_slabs(&mut self, stream: StreamId) {
         for class in 0..super::CLASSES {
-            let mut at = self
-                .queues
-                .get(stream as usize)
-                .and_then(|q| q.slabs.get(class))
-                .copied()
-                .unwrap_or(NIL);
+            let mut at =
+                self.queues.get(stream as usize).and_then(|q| q.slabs.get(class)).copied().unwrap_or(NIL);
             while let Some(slab) = self.slabs.get(at) {
                 let (next, empty) = (slab.next, slab.free == slab.blocks.len() as u64);
                 if empty {
@@ -426,11 +365,7 @@ impl Heap {
             return;
         };
         let (class, stream) = (slab.class, slab.stream);
-        let Some(head) = self
-            .queues
-            .get_mut(stream as usize)
-            .and_then(|q| q.slabs.get_mut(class))
-        else {
+        let Some(head) = self.queues.get_mut(stream as usize).and_then(|q| q.slabs.get_mut(class)) else {
             return;
         };
         let old = core::mem::replace(head, index);
@@ -451,11 +386,7 @@ impl Heap {
         (slab.prev, slab.next) = (NIL, NIL);
         if let Some(prev) = self.slabs.at(prev) {
             prev.next = next;
-        } else if let Some(head) = self
-            .queues
-            .get_mut(stream as usize)
-            .and_then(|q| q.slabs.get_mut(class))
-        {
+        } else if let Some(head) = self.queues.get_mut(stream as usize).and_then(|q| q.slabs.get_mut(class)) {
             *head = next;
         }
         if let Some(next) = self.slabs.at(next) {

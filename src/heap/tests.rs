@@ -17,7 +17,6 @@ fn grow(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> bool {
     let Some(plan) = heap.plan_growth(stream, len, align) else {
         return false;
     };
-    let busy = heap.begin_map(&plan, plan.need).unwrap();
     let mut pieces = Vec::new();
     let mut left = plan.need;
     while left > 0 {
@@ -25,15 +24,14 @@ fn grow(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> bool {
         pieces.push((piece, left));
         left -= piece;
     }
-    heap.commit_map(busy, &plan, &pieces, stream);
+    let busy = heap.begin_map(&plan, plan.need, pieces.len()).unwrap();
+    heap.validate();
+    heap.commit_map(busy, &plan, pieces.into_iter(), stream);
     true
 }
 
 fn take(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> Option<u64> {
-    let info = BlockInfo {
-        requested: len,
-        ..BlockInfo::default()
-    };
+    let info = BlockInfo { requested: len, ..BlockInfo::default() };
     if let Some(off) = heap.allocate(stream, len, align, info).unwrap() {
         return Some(off);
     }
@@ -42,18 +40,14 @@ fn take(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> Option<u64> 
         return None;
     }
     let off = heap.allocate(stream, len, align, info).unwrap();
-    assert!(
-        off.is_some(),
-        "no room after a growth for {len} bytes at {align}"
-    );
+    assert!(off.is_some(), "no room after a growth for {len} bytes at {align}");
     off
 }
 
 /// Unmaps up to `wanted` bytes of idle chunks.
 fn shrink(heap: &mut Heap, wanted: u64, done: u64) -> u64 {
     let mut idle = Vec::new();
-    heap.collect_idle(wanted, &|_| done, [NIL, NIL], &mut idle, &|_, _| true)
-        .unwrap();
+    heap.collect_idle(wanted, &|_| done, [NIL, NIL], &mut idle, &|_, _| true).unwrap();
     let mut sum = 0;
     for chunk in idle {
         sum += heap.chunk(chunk).unwrap().len;
@@ -67,36 +61,14 @@ fn shrink(heap: &mut Heap, wanted: u64, done: u64) -> u64 {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Alloc {
-        stream: StreamId,
-        len: u64,
-        align_log: u32,
-    },
-    Free {
-        which: usize,
-        stream: StreamId,
-    },
-    FreePending {
-        which: usize,
-    },
-    CompletePending {
-        back: u64,
-    },
-    Settle {
-        stream: StreamId,
-        back: u64,
-    },
-    Flush {
-        stream: StreamId,
-    },
-    Shrink {
-        wanted: u64,
-        back: u64,
-    },
-    Query {
-        which: usize,
-        inside: u64,
-    },
+    Alloc { stream: StreamId, len: u64, align_log: u32 },
+    Free { which: usize, stream: StreamId },
+    FreePending { which: usize },
+    CompletePending { back: u64 },
+    Settle { stream: StreamId, back: u64 },
+    Flush { stream: StreamId },
+    Shrink { wanted: u64, back: u64 },
+    Query { which: usize, inside: u64 },
 }
 
 fn len() -> impl Strategy<Value = u64> {
@@ -139,11 +111,7 @@ fn run(ops: Vec<Op>, single: bool) {
     let mut freed: Vec<u64> = Vec::new();
     for op in ops {
         match op {
-            Op::Alloc {
-                stream: s,
-                len,
-                align_log,
-            } => {
+            Op::Alloc { stream: s, len, align_log } => {
                 let align = 1 << align_log;
                 let Some(off) = take(&mut heap, stream(s), len, align) else {
                     continue;
@@ -162,11 +130,7 @@ fn run(ops: Vec<Op>, single: bool) {
                     continue;
                 };
                 let block = heap.block_at(off).unwrap();
-                let on = if block.len <= MAX_SMALL {
-                    block.stream
-                } else {
-                    stream(s)
-                };
+                let on = if block.len <= MAX_SMALL { block.stream } else { stream(s) };
                 heap.free_on(&block, on);
                 live.remove(&off);
                 freed.push(off);
@@ -182,9 +146,7 @@ fn run(ops: Vec<Op>, single: bool) {
                 freed.push(off);
             }
             Op::CompletePending { back } => heap.complete_pending(heap.seq().saturating_sub(back)),
-            Op::Settle { stream: s, back } if !single => {
-                heap.settle(s, heap.seq().saturating_sub(back))
-            }
+            Op::Settle { stream: s, back } if !single => heap.settle(s, heap.seq().saturating_sub(back)),
             Op::Settle { .. } => {}
             Op::Flush { stream: s } => heap.flush(stream(s)),
             Op::Shrink { wanted, back } => {
@@ -197,10 +159,7 @@ fn run(ops: Vec<Op>, single: bool) {
                     assert_eq!((block.off, block.len), (off, len));
                 }
                 if let Some(off) = freed.get(which.checked_rem(freed.len().max(1)).unwrap_or(0)) {
-                    let inside = live
-                        .range(..=*off)
-                        .next_back()
-                        .is_some_and(|(o, l)| *off < o + l);
+                    let inside = live.range(..=*off).next_back().is_some_and(|(o, l)| *off < o + l);
                     assert_eq!(heap.block_around(*off, 0).is_ok(), inside);
                 }
             }
@@ -284,11 +243,7 @@ fn a_growth_uses_the_idle_end_of_what_is_mapped() {
 fn own_allocations_serve_no_other_request() {
     let mut heap = heap();
     let a = heap.add_stream().unwrap();
-    let info = BlockInfo {
-        requested: PAGE,
-        flags: block_flags::OWN_ALLOCATION,
-        ..BlockInfo::default()
-    };
+    let info = BlockInfo { requested: PAGE, flags: block_flags::OWN_ALLOCATION, ..BlockInfo::default() };
     heap.add_chunk_region(8 << 30, PAGE, 1, Some(info)).unwrap();
     heap.validate();
     let block = heap.block_at(8 << 30).unwrap();

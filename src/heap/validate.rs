@@ -1,4 +1,7 @@
 //! The heap's invariants, checked from the records alone: the main test of everything in this module.
+//!
+//! It panics where an invariant does not hold. In the library it runs only after a panic was caught, and inside a catch of its own.
+#![allow(clippy::indexing_slicing, clippy::expect_used)]
 
 use super::node::{AgeList, Kind, NIL, SHARED};
 use super::size::{PAGE, QUANTUM, class_size, slab_blocks};
@@ -21,11 +24,7 @@ pub fn validate(heap: &Heap) {
                 "{node:?} is not made of quanta"
             );
             assert_eq!(node.prev, last, "the address list is broken at {node:?}");
-            assert_eq!(
-                heap.pages.start(node.off),
-                id,
-                "the page table does not know {node:?}"
-            );
+            assert_eq!(heap.pages.start(node.off), id, "the page table does not know {node:?}");
             if last != NIL {
                 let before = heap.nodes.get(last);
                 assert_eq!(before.end(), node.off, "a gap before {node:?}");
@@ -35,10 +34,7 @@ pub fn validate(heap: &Heap) {
                     && !own
                     && before.stream == node.stream;
                 assert!(!mergeable, "{before:?} and {node:?} should be one");
-                assert!(
-                    !(before.kind == Kind::Hole && node.kind == Kind::Hole),
-                    "two holes side by side"
-                );
+                assert!(!(before.kind == Kind::Hole && node.kind == Kind::Hole), "two holes side by side");
             }
             if node.kind != Kind::Hole && node.kind != Kind::Busy {
                 bytes.mapped += node.len;
@@ -64,21 +60,15 @@ pub fn validate(heap: &Heap) {
                     bytes.pending += node.len;
                 }
                 Kind::Slab => {
-                    let (owner, class, ..) = heap
-                        .slabs
-                        .describe(node.slab)
-                        .expect("a slab extent has a slab");
+                    let (owner, class, ..) =
+                        heap.slabs.describe(node.slab).expect("a slab extent has a slab");
                     assert_eq!(owner, id);
                     let blocks = slab_blocks(class) * class_size(class);
                     assert!(blocks <= node.len);
                     bytes.overhead += node.len - blocks;
                     bytes.cached += blocks; // Corrected by the totals below.
                     for at in (node.off..node.end()).step_by(QUANTUM as usize) {
-                        assert_eq!(
-                            heap.pages.start(at),
-                            id,
-                            "the page table does not know all of a slab"
-                        );
+                        assert_eq!(heap.pages.start(at), id, "the page table does not know all of a slab");
                     }
                 }
                 Kind::Busy | Kind::Blank => {}
@@ -98,20 +88,12 @@ pub fn validate(heap: &Heap) {
     // A busy extent that is being unmapped still counts as mapped and cached.
     let busy = heap.bytes.mapped - bytes.mapped;
     assert_eq!(
-        Bytes {
-            mapped: heap.bytes.mapped,
-            cached: bytes.cached + busy,
-            ..bytes
-        },
+        Bytes { mapped: heap.bytes.mapped, cached: bytes.cached + busy, ..bytes },
         heap.bytes,
         "the counters are wrong"
     );
     let b = heap.bytes;
-    assert_eq!(
-        b.mapped,
-        b.live + b.cached + b.pending + b.overhead,
-        "the identity does not hold"
-    );
+    assert_eq!(b.mapped, b.live + b.cached + b.pending + b.overhead, "the identity does not hold");
 
     let mut listed = 0;
     let mut at = heap.holes;
@@ -129,10 +111,7 @@ pub fn validate(heap: &Heap) {
             let mut at = list.head;
             while at != NIL {
                 let node = heap.nodes.get(at);
-                assert_eq!(
-                    node.stream as usize, stream,
-                    "{node:?} is in another stream's list"
-                );
+                assert_eq!(node.stream as usize, stream, "{node:?} is in another stream's list");
                 assert_eq!(node.len >= PAGE, core::ptr::eq(list, &queue.big));
                 own += usize::from(node.flags & block_flags::OWN_ALLOCATION != 0);
                 at = node.age_next;
@@ -144,12 +123,7 @@ pub fn validate(heap: &Heap) {
             assert_eq!(heap.nodes.get(id).stream as usize, stream);
             binned += 1;
         });
-        for (id, len) in queue
-            .parked
-            .iter()
-            .zip(&queue.parked_len)
-            .take(queue.parked_count)
-        {
+        for (id, len) in queue.parked.iter().zip(&queue.parked_len).take(queue.parked_count) {
             assert_eq!(heap.nodes.get(*id).kind, Kind::Parked);
             assert_eq!(heap.nodes.get(*id).len, *len);
             kept += 1;
@@ -175,14 +149,8 @@ fn region_starts(heap: &Heap) -> Vec<u32> {
 fn covered(heap: &Heap, off: u64, end: u64) {
     let mut at = off;
     while at < end {
-        let chunk = heap
-            .chunks
-            .get(heap.pages.chunk(at))
-            .expect("mapped memory has a chunk");
-        assert!(
-            chunk.off <= at && at < chunk.off + chunk.len,
-            "{chunk:?} is not behind {at}"
-        );
+        let chunk = heap.chunks.get(heap.pages.chunk(at)).expect("mapped memory has a chunk");
+        assert!(chunk.off <= at && at < chunk.off + chunk.len, "{chunk:?} is not behind {at}");
         at = chunk.off + chunk.len;
     }
 }

@@ -1,0 +1,100 @@
+//! The arena's mechanism: physical chunks and the addresses they are mapped at, through the driver.
+//!
+//! Every operation is a transaction: what fails is undone in reverse, and the outcome says what is mapped where. Which
+//! chunks to make, move and return is decided above; nothing here is called with a lock held.
+//!
+//! There are two kinds of chunk behind one interface: handles mapped into one reserved range of addresses, and plain
+//! `cuMemAlloc` memory wherever the driver puts it. Above, both are offsets; [`regions::Regions`] translates.
+
+pub mod regions;
+mod vmm;
+
+use crate::driver::context::Context;
+use crate::driver::{Api, check};
+use crate::error::Result;
+
+/// Calls of the driver by kind, as the statistics report them.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Calls {
+    pub alloc: u64,
+    pub free: u64,
+    pub map: u64,
+    pub unmap: u64,
+    pub sync: u64,
+}
+
+impl Calls {
+    pub fn add(&mut self, other: Calls) {
+        self.alloc = self.alloc.wrapping_add(other.alloc);
+        self.free = self.free.wrapping_add(other.free);
+        self.map = self.map.wrapping_add(other.map);
+        self.unmap = self.unmap.wrapping_add(other.unmap);
+        self.sync = self.sync.wrapping_add(other.sync);
+    }
+}
+
+/// A chunk on its way into a range.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub len: u64,
+    /// Its handle; 0 for one that is still to be created.
+    pub handle: u64,
+    /// Where it is mapped now; 0 for nowhere.
+    pub from: u64,
+    /// Set by a failed [`Mapper::place`]: it could not be put back where it was, and its memory was given back.
+    pub lost: bool,
+}
+
+/// A range of device addresses, reserved for good: a stale pointer into it can always be told.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    pub base: u64,
+    pub len: u64,
+}
+
+/// Makes, maps and returns the chunks of one context.
+pub struct Mapper {
+    pub context: Context,
+    /// Where handles are mapped; `None` where chunks are `cuMemAlloc` memory.
+    pub range: Option<Range>,
+}
+
+impl Mapper {
+    /// A mapper with a reserved range, if the device has virtual memory.
+    pub fn with_range(api: &Api, context: Context, device_bytes: u64) -> Result<Mapper> {
+        Ok(Mapper { context, range: Some(vmm::reserve_range(api, context.device, device_bytes)?) })
+    }
+
+    /// A mapper of `cuMemAlloc` chunks.
+    pub fn with_malloc(context: Context) -> Mapper {
+        Mapper { context, range: None }
+    }
+
+    /// Takes `len` bytes by `cuMemAlloc`. The address is a multiple of 512 at least.
+    pub fn malloc(&self, api: &Api, len: u64, calls: &mut Calls) -> Result<u64> {
+        let mut address = 0;
+        calls.alloc = calls.alloc.wrapping_add(1);
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        // SAFETY: the pointer is to a local; the context is current meanwhile.
+        let result = self.context.with(api, || unsafe { (api.mem_alloc)(&mut address, len) })?;
+        check(api, result, "cuMemAlloc")?;
+        Ok(address)
+    }
+
+    /// Gives `cuMemAlloc` memory back. It must be finished with.
+    pub fn free(&self, api: &Api, address: u64, calls: &mut Calls) -> Result<()> {
+        calls.free = calls.free.wrapping_add(1);
+        // SAFETY: the address is one that `malloc` was given and that nobody uses.
+        let result = self.context.with(api, || unsafe { (api.mem_free)(address) })?;
+        check(api, result, "cuMemFree")
+    }
+
+    /// Free and total bytes of the device, as the driver tells them.
+    pub fn device_memory(&self, api: &Api) -> Result<(u64, u64)> {
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: the pointers are to locals; the context is current meanwhile.
+        let result = self.context.with(api, || unsafe { (api.mem_info)(&mut free, &mut total) })?;
+        check(api, result, "cuMemGetInfo")?;
+        Ok((free as u64, total as u64))
+    }
+}

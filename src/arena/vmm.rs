@@ -1,0 +1,269 @@
+//! Chunks as handles of the virtual memory calls, mapped into the arena's range.
+//!
+//! Rules of the driver that this file lives by (`cuda.h`, group CUDA_VA): a handle is mapped whole, at offset 0, and unmapped
+//! whole; a mapping has no access until it is set; an unmap does not wait for the device, so nothing may use the
+//! range any more; a handle's memory is gone when neither references nor mappings are left. None of them needs a context.
+
+use super::{Calls, Mapper, Piece, Range};
+use crate::driver::{Api, CuResult, check, code};
+use crate::error::{Result, Status, bail};
+use crate::heap::PAGE;
+use crate::logging::log_line;
+use cudarc::driver::sys::{
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+};
+
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
+const ATTRIBUTE_VMM: u32 = 102;
+/// Alignment of the range, so that offsets in it are aligned as their addresses are.
+const RANGE_ALIGN: u64 = 1 << 30;
+/// How much larger than the device the range is, largest first. Remapping uses addresses up faster than memory, and small
+/// boards refuse large ranges.
+const RANGE_FACTORS: [u64; 3] = [8, 4, 2];
+
+fn location(device: i32) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+fn properties(device: i32) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location(device),
+        win32HandleMetaData: core::ptr::null_mut(),
+        allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+/// Reserves the addresses of an arena, or says why virtual memory cannot be had.
+pub fn reserve_range(api: &Api, device: i32, device_bytes: u64) -> Result<Range> {
+    let (Some(address_reserve), Some(granularity)) = (api.address_reserve, api.mem_granularity) else {
+        bail!(POOL_ERROR_NOT_SUPPORTED, "the CUDA driver has no virtual memory calls");
+    };
+    let mut supported = 0;
+    // SAFETY: the pointer is to a local.
+    let result = unsafe { (api.device_attribute)(&mut supported, ATTRIBUTE_VMM, device) };
+    if result != code::SUCCESS || supported == 0 {
+        bail!(POOL_ERROR_NOT_SUPPORTED, "device {device} has no virtual memory management");
+    }
+    let mut granule = 0;
+    // SAFETY: the pointers are to locals; option 0 asks for the minimum.
+    check(
+        api,
+        unsafe { granularity(&mut granule, &properties(device), 0) },
+        "cuMemGetAllocationGranularity",
+    )?;
+    if granule == 0 || PAGE % granule as u64 != 0 {
+        bail!(
+            POOL_ERROR_NOT_SUPPORTED,
+            "device {device} maps in steps of {granule} bytes, of which {PAGE} is no multiple"
+        );
+    }
+    for factor in RANGE_FACTORS {
+        let len = device_bytes.saturating_mul(factor).next_multiple_of(RANGE_ALIGN);
+        // Once more the alignment, because a hint of it is all that the call takes.
+        let whole = usize::try_from(len.saturating_add(RANGE_ALIGN)).unwrap_or(usize::MAX);
+        let mut base = 0;
+        // SAFETY: the pointer is to a local; address 0 lets the driver choose.
+        if unsafe { address_reserve(&mut base, whole, 0, 0, 0) } == code::SUCCESS {
+            return Ok(Range { base: base.next_multiple_of(RANGE_ALIGN), len });
+        }
+    }
+    bail!(POOL_ERROR_NOT_SUPPORTED, "no range of addresses can be reserved on device {device}");
+}
+
+/// The virtual memory calls. A mapper with a range was made from an API that has them.
+struct Vmm<'a> {
+    api: &'a Api,
+    device: i32,
+    calls: &'a mut Calls,
+}
+
+impl Vmm<'_> {
+    fn create(&mut self, len: u64) -> (CuResult, u64) {
+        let mut handle = 0;
+        self.calls.alloc = self.calls.alloc.wrapping_add(1);
+        let Some(create) = self.api.mem_create else { return (code::NOT_SUPPORTED, 0) };
+        // SAFETY: the pointers are to locals; `len` is a multiple of the granularity.
+        (unsafe { create(&mut handle, len as usize, &properties(self.device), 0) }, handle)
+    }
+
+    fn release(&mut self, handle: u64) -> CuResult {
+        self.calls.free = self.calls.free.wrapping_add(1);
+        let Some(release) = self.api.mem_release else { return code::NOT_SUPPORTED };
+        // SAFETY: the one reference that `create` gave is given back once.
+        unsafe { release(handle) }
+    }
+
+    fn map(&mut self, address: u64, len: u64, handle: u64) -> CuResult {
+        self.calls.map = self.calls.map.wrapping_add(1);
+        let Some(map) = self.api.mem_map else { return code::NOT_SUPPORTED };
+        // SAFETY: the range is inside the reservation and unmapped; nobody else touches it meanwhile.
+        unsafe { map(address, len as usize, 0, handle, 0) }
+    }
+
+    fn unmap(&mut self, address: u64, len: u64) -> CuResult {
+        self.calls.unmap = self.calls.unmap.wrapping_add(1);
+        let Some(unmap) = self.api.mem_unmap else { return code::NOT_SUPPORTED };
+        // SAFETY: the range is made of whole mappings, and the device is finished with it.
+        unsafe { unmap(address, len as usize) }
+    }
+
+    fn allow(&mut self, address: u64, len: u64) -> CuResult {
+        let Some(set_access) = self.api.mem_set_access else { return code::NOT_SUPPORTED };
+        let access = CUmemAccessDesc {
+            location: location(self.device),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the range is mapped; one descriptor is passed.
+        unsafe { set_access(address, len as usize, &access, 1) }
+    }
+
+    /// Puts a chunk back where it was. If that fails too its memory is returned: the range is a hole then.
+    fn restore(&mut self, piece: &mut Piece) {
+        let mapped = self.map(piece.from, piece.len, piece.handle) == code::SUCCESS;
+        if mapped && self.allow(piece.from, piece.len) == code::SUCCESS {
+            return;
+        }
+        if mapped {
+            self.unmap(piece.from, piece.len);
+        }
+        self.release(piece.handle);
+        piece.lost = true;
+    }
+}
+
+impl Mapper {
+    fn vmm<'a>(&self, api: &'a Api, calls: &'a mut Calls) -> Vmm<'a> {
+        Vmm { api, device: self.context.device, calls }
+    }
+
+    /// Fills the range from `address` on with the pieces, in order: creates those without a handle, unmaps those that are
+    /// mapped elsewhere. All or nothing: on failure new memory is returned and moved chunks are back where they were, or
+    /// marked as lost.
+    pub fn place(&self, api: &Api, address: u64, pieces: &mut [Piece], calls: &mut Calls) -> Result<()> {
+        let mut vmm = self.vmm(api, calls);
+        // Creation first: it is what fails when the device is full, and nothing has been moved yet.
+        let created = vmm.create_all(pieces)?;
+        let failed = match vmm.unmap_all(pieces) {
+            Ok(()) => vmm.map_all(address, pieces),
+            Err(failure) => Some(failure),
+        };
+        let Some((result, call)) = failed else { return Ok(()) };
+        for piece in pieces.iter_mut().filter(|p| p.from == 0) {
+            vmm.release(piece.handle);
+        }
+        let status = crate::driver::status_of(api, result, call);
+        debug_assert!(created <= pieces.len());
+        // Out of memory for page tables is still out of memory; a chunk that fails otherwise is the driver's failure.
+        Err(status)
+    }
+
+    /// Unmaps chunks and gives their memory back. Stops at the first failure; returns how many are gone.
+    pub fn discard(&self, api: &Api, pieces: &[Piece], calls: &mut Calls) -> (usize, Result<()>) {
+        let mut vmm = self.vmm(api, calls);
+        let mut gone = 0;
+        for run in runs(pieces) {
+            let Some(first) = run.first() else { continue };
+            let len = run.iter().fold(0, |sum: u64, p| sum.saturating_add(p.len));
+            let result = vmm.unmap(first.from, len);
+            if result != code::SUCCESS {
+                return (gone, check(api, result, "cuMemUnmap"));
+            }
+            for piece in run {
+                // The mapping is gone, so the memory is lost to the pool whatever the release answers.
+                let result = vmm.release(piece.handle);
+                if result != code::SUCCESS {
+                    log_line!(
+                        Error,
+                        "cuMemRelease answered {result}: {} bytes stay with the driver",
+                        piece.len
+                    );
+                }
+            }
+            gone = gone.saturating_add(run.len());
+        }
+        (gone, Ok(()))
+    }
+}
+
+/// Splits pieces into runs that lie side by side where they are mapped: one unmap serves a run.
+fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
+    pieces.chunk_by(|a, b| a.from.saturating_add(a.len) == b.from)
+}
+
+impl Vmm<'_> {
+    fn create_all(&mut self, pieces: &mut [Piece]) -> Result<usize> {
+        let mut created = 0;
+        for at in 0..pieces.len() {
+            let Some(piece) = pieces.get_mut(at).filter(|p| p.from == 0) else { continue };
+            let (result, handle) = self.create(piece.len);
+            if result != code::SUCCESS {
+                let status: Status = crate::driver::status_of(self.api, result, "cuMemCreate");
+                for piece in pieces.iter().take(at).filter(|p| p.from == 0) {
+                    self.release(piece.handle);
+                }
+                return Err(status);
+            }
+            piece.handle = handle;
+            created += 1;
+        }
+        Ok(created)
+    }
+
+    /// Unmaps the pieces that are mapped elsewhere; on failure those already unmapped are restored.
+    fn unmap_all(&mut self, pieces: &mut [Piece]) -> core::result::Result<(), (CuResult, &'static str)> {
+        let mut unmapped = 0;
+        while let Some(rest) = pieces.get_mut(unmapped..) {
+            let Some(run) = runs(rest).next() else { break };
+            let count = run.len();
+            let Some(first) = run.first().copied() else { break };
+            if first.from != 0 {
+                let len = run.iter().fold(0, |sum: u64, p| sum.saturating_add(p.len));
+                let result = self.unmap(first.from, len);
+                if result != code::SUCCESS {
+                    for piece in pieces.iter_mut().take(unmapped).filter(|p| p.from != 0) {
+                        self.restore(piece);
+                    }
+                    return Err((result, "cuMemUnmap"));
+                }
+            }
+            unmapped = unmapped.saturating_add(count);
+        }
+        Ok(())
+    }
+
+    /// Maps all pieces at `address` and allows access; on failure nothing is mapped there and moved pieces are restored.
+    fn map_all(&mut self, address: u64, pieces: &mut [Piece]) -> Option<(CuResult, &'static str)> {
+        let mut at = address;
+        let mut failed = None;
+        for piece in pieces.iter() {
+            let result = self.map(at, piece.len, piece.handle);
+            if result != code::SUCCESS {
+                failed = Some((result, "cuMemMap"));
+                break;
+            }
+            at = at.saturating_add(piece.len);
+        }
+        let len = at.saturating_sub(address);
+        if failed.is_none() {
+            match self.allow(address, len) {
+                code::SUCCESS => return None,
+                result => failed = Some((result, "cuMemSetAccess")),
+            }
+        }
+        if len > 0 {
+            self.unmap(address, len);
+        }
+        for piece in pieces.iter_mut().filter(|p| p.from != 0) {
+            self.restore(piece);
+        }
+        failed
+    }
+}

@@ -1,0 +1,67 @@
+//! The life of the process around the driver: before it is used, fork, exit.
+
+use crate::error::{Result, bail};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
+
+const RUNNING: u8 = 0;
+const FORKED: u8 = 1;
+const EXITING: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(RUNNING);
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// Where the process stands, for a function that frees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Life {
+    Running,
+    /// A child of a process that used the driver: CUDA does not work here.
+    Forked,
+    /// `exit` has begun: the driver may be gone.
+    Exiting,
+}
+
+#[inline]
+pub fn life() -> Life {
+    match STATE.load(Relaxed) {
+        RUNNING => Life::Running,
+        FORKED => Life::Forked,
+        _ => Life::Exiting,
+    }
+}
+
+/// For everything but freeing: goes on only in a running process.
+#[inline]
+pub fn check_running() -> Result<()> {
+    match life() {
+        Life::Running => Ok(()),
+        Life::Forked => {
+            bail!(
+                POOL_ERROR_FORKED,
+                "this process was forked after its parent had used CUDA; exec a program to use it here"
+            )
+        }
+        Life::Exiting => bail!(POOL_ERROR_SHUTTING_DOWN, "the process is exiting"),
+    }
+}
+
+extern "C" fn on_exit() {
+    // A forked child keeps saying so.
+    let _ = STATE.compare_exchange(RUNNING, EXITING, Relaxed, Relaxed);
+}
+
+extern "C" fn in_child() {
+    STATE.store(FORKED, Relaxed);
+}
+
+/// Starts to watch for fork and exit. Called right after the driver was initialised, so that the exit handler runs
+/// before the driver's own.
+pub fn watch() {
+    if !WATCHED.swap(true, Relaxed) {
+        // SAFETY: both functions are plain, never unloaded (`-z nodelete`), and only store to an atomic. If there is no memory
+        // to register them, fork and exit are found out by the driver's own answers.
+        unsafe {
+            libc::atexit(on_exit);
+            libc::pthread_atfork(None, None, Some(in_child));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A lock without poisoning and without memory: one word, waiting in the kernel.
+//!
+//! The fast path of the pool is two of these, so it is one atomic exchange each way. A panic while it is held
+//! leaves a mark instead of an error, and whoever locks next decides what that means.
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const AWAITED: u32 = 2;
+/// How often a thread looks again before it sleeps: about as long as the pool holds the lock.
+const SPINS: u32 = 100;
+
+/// See the module.
+pub struct Lock<T> {
+    word: AtomicU32,
+    broken: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is only reached through a guard, and there is one guard at a time.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// Holds a [`Lock`].
+pub struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+    /// A guard belongs to the thread that took it.
+    _here: core::marker::PhantomData<*const ()>,
+}
+
+impl<T> Lock<T> {
+    pub const fn new(value: T) -> Self {
+        Lock { word: AtomicU32::new(FREE), broken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, T> {
+        if self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_err() {
+            self.wait();
+        }
+        Guard { lock: self, _here: core::marker::PhantomData }
+    }
+
+    /// The value, for who has the only reference.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+
+    /// Whether a panic ended an earlier hold of the lock. Cleared by the question.
+    pub fn take_broken(&self) -> bool {
+        self.broken.load(Relaxed) && self.broken.swap(false, Relaxed)
+    }
+
+    #[cold]
+    fn wait(&self) {
+        for _ in 0..SPINS {
+            if self.word.load(Relaxed) == FREE
+                && self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
+            {
+                return;
+            }
+            core::hint::spin_loop();
+        }
+        while self.word.swap(AWAITED, Acquire) != FREE {
+            // SAFETY: the word outlives the call; a null timeout waits; any return value leads back to the loop.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_futex,
+                    self.word.as_ptr(),
+                    libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                    AWAITED,
+                    core::ptr::null::<libc::timespec>(),
+                );
+            }
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        // SAFETY: wakes waiters by the word's address and touches nothing else.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.word.as_ptr(),
+                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+                1,
+            );
+        }
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one, and it is borrowed mutably.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.lock.broken.store(true, Relaxed);
+        }
+        if self.lock.word.swap(FREE, Release) == AWAITED {
+            self.lock.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excludes() {
+        let lock = Lock::new(0u64);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50_000 {
+                        *lock.lock() += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), 200_000);
+    }
+
+    #[test]
+    fn a_panic_leaves_a_mark() {
+        let lock = Lock::new(0);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _held = lock.lock();
+            std::panic::resume_unwind(Box::new(()));
+        }));
+        assert!(result.is_err());
+        assert!(lock.take_broken());
+        assert!(!lock.take_broken());
+        assert_eq!(*lock.lock(), 0);
+    }
+}

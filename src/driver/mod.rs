@@ -1,0 +1,188 @@
+//! The driver: found, loaded and asked once, then a table of functions; contexts; the life of the process.
+//!
+//! This is the crate's whole boundary to CUDA. Real and simulated drivers are found the same way, by the
+//! loader of cudarc, which looks along the library path.
+
+pub mod context;
+pub mod lifecycle;
+pub mod lock;
+pub mod table;
+
+use crate::error::{Result, Status, bail, fail};
+use crate::host::without_failing;
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicI32, Ordering::*};
+use lock::Lock;
+use std::sync::OnceLock;
+pub use table::{Api, Ctx, CuResult, Event, Stream};
+
+/// Results of the driver that are acted upon; all others are reported by number and name.
+pub mod code {
+    pub const SUCCESS: i32 = 0;
+    pub const OUT_OF_MEMORY: i32 = 2;
+    pub const NOT_INITIALIZED: i32 = 3;
+    pub const DEINITIALIZED: i32 = 4;
+    pub const STUB_LIBRARY: i32 = 34;
+    pub const NO_DEVICE: i32 = 100;
+    pub const INVALID_CONTEXT: i32 = 201;
+    pub const NOT_READY: i32 = 600;
+    pub const CONTEXT_IS_DESTROYED: i32 = 709;
+    pub const NOT_SUPPORTED: i32 = 801;
+    pub const SYSTEM_DRIVER_MISMATCH: i32 = 803;
+}
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const CAPTURE_RELAXED: u32 = 2;
+
+static API: OnceLock<Api> = OnceLock::new();
+static LOADING: Lock<()> = Lock::new(());
+static DEVICES: AtomicI32 = AtomicI32::new(0);
+
+/// The driver, if it has been initialised.
+#[inline]
+pub fn loaded() -> Option<&'static Api> {
+    API.get()
+}
+
+/// Number of devices; 0 before the driver is initialised.
+pub fn device_count() -> i32 {
+    DEVICES.load(Relaxed)
+}
+
+/// The driver, initialised at first use. A failure is answered anew each time: the next call may find a driver.
+pub fn api() -> Result<&'static Api> {
+    lifecycle::check_running()?;
+    if let Some(api) = API.get() {
+        return Ok(api);
+    }
+    let _loading = LOADING.lock();
+    if let Some(api) = API.get() {
+        return Ok(api);
+    }
+    let mut api = without_failing(find)?;
+    // SAFETY: the function of this name, with its documented arguments; the pointer is to a local.
+    let version = unsafe {
+        let mut version: c_int = 0;
+        match (api.driver_version)(&mut version) {
+            code::SUCCESS => version,
+            result => return Err(refused(&api, result, "cuDriverGetVersion")),
+        }
+    };
+    // SAFETY: flags must be 0.
+    match unsafe { (api.init)(0) } {
+        code::SUCCESS => {}
+        result => return Err(refused(&api, result, "cuInit")),
+    }
+    let mut devices: c_int = 0;
+    // SAFETY: the pointer is to a local.
+    match unsafe { (api.device_count)(&mut devices) } {
+        code::SUCCESS if devices > 0 => {}
+        code::SUCCESS => bail!(POOL_ERROR_NO_DEVICE, "the CUDA driver {version} sees no device"),
+        result => return Err(refused(&api, result, "cuDeviceGetCount")),
+    }
+    api.cut_to_version(version);
+    DEVICES.store(devices, Relaxed);
+    lifecycle::watch();
+    Ok(API.get_or_init(|| api))
+}
+
+/// Opens the library and looks its functions up.
+fn find() -> Result<Api> {
+    // SAFETY: opens libraries by name along the loader's path and closes them again.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+        bail!(
+            POOL_ERROR_NO_DRIVER,
+            "no CUDA driver library (libcuda.so, libcuda.so.1) is on the loader's path"
+        );
+    }
+    let found = std::panic::catch_unwind(|| {
+        Api::load(|name| {
+            // SAFETY: an address taken as data; the table gives it the type that belongs to the name.
+            unsafe { cudarc::driver::sys::culib().get::<*const core::ffi::c_void>(name) }
+                .ok()
+                .map(|symbol| *symbol)
+        })
+    });
+    match found {
+        Ok(Ok(api)) => Ok(api),
+        Ok(Err(missing)) => {
+            bail!(POOL_ERROR_DRIVER_VERSION, "the CUDA driver is too old: it has no {missing}")
+        }
+        Err(payload) => {
+            // Dropping a payload may panic again.
+            core::mem::forget(payload);
+            bail!(POOL_ERROR_NO_DRIVER, "the CUDA driver library went away while it was being loaded")
+        }
+    }
+}
+
+/// The status for a failure before the driver is up.
+fn refused(api: &Api, result: CuResult, call: &str) -> Status {
+    match result {
+        code::NO_DEVICE => {
+            fail(Status::POOL_ERROR_NO_DEVICE, format_args!("{call}: the CUDA driver sees no device"))
+        }
+        code::STUB_LIBRARY => fail(
+            Status::POOL_ERROR_NO_DRIVER,
+            format_args!("{call}: libcuda.so is a toolkit's stub, not a driver"),
+        ),
+        code::SYSTEM_DRIVER_MISMATCH => fail(
+            Status::POOL_ERROR_DRIVER_VERSION,
+            format_args!("{call}: the CUDA driver library and the kernel driver do not belong together"),
+        ),
+        _ => status_of(api, result, call),
+    }
+}
+
+/// The status for a result of the driver that is not success; the sentence goes to the last error.
+pub fn status_of(api: &Api, result: CuResult, call: &str) -> Status {
+    let status = match result {
+        code::OUT_OF_MEMORY => Status::POOL_ERROR_OUT_OF_MEMORY,
+        code::NOT_INITIALIZED if lifecycle::life() == lifecycle::Life::Forked => Status::POOL_ERROR_FORKED,
+        code::DEINITIALIZED => Status::POOL_ERROR_SHUTTING_DOWN,
+        code::INVALID_CONTEXT | code::CONTEXT_IS_DESTROYED => Status::POOL_ERROR_CONTEXT_LOST,
+        code::NOT_SUPPORTED => Status::POOL_ERROR_NOT_SUPPORTED,
+        _ => Status::POOL_ERROR_DRIVER,
+    };
+    fail(status, format_args!("{call} answered {result} ({})", name_of(api, result)))
+}
+
+/// The driver's own name for a result.
+pub fn name_of(api: &Api, result: CuResult) -> &'static str {
+    let Some(error_name) = api.error_name else { return "unnamed" };
+    let mut name: *const c_char = core::ptr::null();
+    // SAFETY: any integer is answered; the pointer is to a local.
+    if unsafe { error_name(result, &mut name) } != code::SUCCESS || name.is_null() {
+        return "unknown to this driver";
+    }
+    // SAFETY: the driver's names are static and terminated.
+    unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("unnamed")
+}
+
+/// Turns a result into `Ok` or a status with its sentence.
+pub fn check(api: &Api, result: CuResult, call: &str) -> Result<()> {
+    if result == code::SUCCESS { Ok(()) } else { Err(status_of(api, result, call)) }
+}
+
+/// Runs driver calls under the relaxed capture mode, so that a capture of this thread is not broken by a call
+/// that only *could* be unsafe in one, and puts the caller's mode back.
+pub fn relaxed<R>(api: &Api, f: impl FnOnce() -> R) -> R {
+    let mut mode = CAPTURE_RELAXED;
+    // SAFETY: swaps the calling thread's mode with the local.
+    let swapped = unsafe { (api.exchange_capture_mode)(&mut mode) } == code::SUCCESS;
+    let result = f();
+    if swapped {
+        // SAFETY: as above.
+        unsafe { (api.exchange_capture_mode)(&mut mode) };
+    }
+    result
+}
+
+/// Whether the stream is being captured. One whose state cannot be told counts as such: the caller then keeps to what is
+/// allowed in a capture.
+pub fn is_capturing(api: &Api, stream: Stream) -> bool {
+    let mut status = 0;
+    // SAFETY: the stream is the caller's own, in a call that carries it, or a default stream's handle.
+    let result = unsafe { (api.stream_capturing)(stream, &mut status) };
+    result != code::SUCCESS || status != 0
+}

@@ -1,0 +1,284 @@
+//! Between the structs of the header and those inside: sizes, bounds and unknown tails.
+
+use super::constants::*;
+use super::types::*;
+use crate::error::{Result, bail};
+use crate::pool::options::{Backend, Options, Order};
+use crate::pool::{Found, Request, Stats, TAG_SIZE, Tag};
+use core::ffi::{c_char, c_void};
+use core::mem::{MaybeUninit, offset_of, size_of};
+
+/// Longest struct taken from a caller. A limit, so that a wild `struct_size` is not read as a length.
+const MAX_STRUCT: usize = 4096;
+
+/// Where a block pointer goes; NULL is written at once, so that every failure leaves it so.
+///
+/// # Safety
+/// `out` is NULL or points to a writable pointer.
+pub unsafe fn out_pointer<'a>(out: *mut *mut c_void) -> Result<&'a mut *mut c_void> {
+    // SAFETY: the caller's promise.
+    let Some(out) = (unsafe { out.as_mut() }) else {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "the place for the block is NULL");
+    };
+    *out = core::ptr::null_mut();
+    Ok(out)
+}
+
+/// An optional place for a size; 0 is written at once.
+///
+/// # Safety
+/// `out` is NULL or points to a writable size.
+pub unsafe fn optional_out<'a>(out: *mut usize) -> Option<&'a mut usize> {
+    // SAFETY: the caller's promise.
+    let out = unsafe { out.as_mut() }?;
+    *out = 0;
+    Some(out)
+}
+
+/// A text buffer of the caller.
+///
+/// # Safety
+/// `buf` is NULL or points to `len` writable bytes.
+pub unsafe fn text_buffer<'a>(buf: *mut c_char, len: usize) -> &'a mut [u8] {
+    if buf.is_null() || len > isize::MAX as usize {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise; the length is in range.
+    unsafe { core::slice::from_raw_parts_mut(buf.cast::<u8>(), len) }
+}
+
+/// A struct that crosses the boundary: plain data that begins with its size.
+///
+/// # Safety
+/// `repr(C)`, the first field is `struct_size: usize`, every bit pattern is a value, and zero is one.
+pub unsafe trait Sized2: Copy {
+    const NAME: &'static str;
+}
+
+macro_rules! crossing {
+    ($($name:ident),*) => {$(
+        // SAFETY: integers, raw pointers and arrays of them, in C layout, behind a size.
+        unsafe impl Sized2 for $name {
+            const NAME: &'static str = stringify!($name);
+        }
+        const _: () = assert!(offset_of!($name, struct_size) == 0 && size_of::<$name>() <= MAX_STRUCT);
+    )*};
+}
+crossing!(pool_request, pool_block_info, pool_stats, pool_options);
+
+/// The `struct_size` of a caller's struct, checked.
+///
+/// # Safety
+/// `from` is NULL or points to at least a size.
+unsafe fn struct_size<T: Sized2>(from: *const T) -> Result<usize> {
+    if from.is_null() {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "the {} is NULL", T::NAME);
+    }
+    // SAFETY: the caller's promise; a C caller may have aligned it badly.
+    let size = unsafe { from.cast::<usize>().read_unaligned() };
+    if size <= size_of::<usize>() || size > MAX_STRUCT {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "{} bytes cannot be the struct_size of a {}", size, T::NAME);
+    }
+    Ok(size)
+}
+
+/// Reads a struct of the caller: a shorter one is filled with zeros, a longer one must be zero where we know nothing of it.
+///
+/// # Safety
+/// `from` is NULL or points to as many readable bytes as its `struct_size` says.
+unsafe fn in_struct<T: Sized2>(from: *const T) -> Result<T> {
+    // SAFETY: the caller's promise.
+    let size = unsafe { struct_size(from) }?;
+    let known = size.min(size_of::<T>());
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: `known` bytes are readable there and writable here, and the places are distinct.
+    unsafe { core::ptr::copy_nonoverlapping(from.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known) };
+    // SAFETY: `size` bytes are readable, and `known` is at most that.
+    let tail =
+        unsafe { core::slice::from_raw_parts(from.cast::<u8>().add(known), size.saturating_sub(known)) };
+    if tail.iter().any(|byte| *byte != 0) {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "the {} uses fields that this version does not know", T::NAME);
+    }
+    // SAFETY: zeroed, then partly overwritten; every bit pattern is a value.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// A struct of the caller that receives an answer.
+pub struct OutStruct<T> {
+    to: *mut T,
+    size: usize,
+}
+
+impl<T: Sized2> OutStruct<T> {
+    /// Zeroes all that the caller has room for, but the size.
+    ///
+    /// # Safety
+    /// `to` is NULL or points to as many writable bytes as its `struct_size` says, and stays so.
+    pub unsafe fn new(to: *mut T) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let size = unsafe { struct_size(to.cast_const()) }?;
+        let out = OutStruct { to, size };
+        // SAFETY: zero is a value of every such struct.
+        out.write(unsafe { MaybeUninit::<T>::zeroed().assume_init() });
+        Ok(out)
+    }
+
+    /// Writes as much of the answer as the caller has room for. Its `struct_size` stays.
+    pub fn write(&self, value: T) {
+        let head = size_of::<usize>();
+        let len = self.size.min(size_of::<T>()).saturating_sub(head);
+        // SAFETY: at most `size` bytes are written, past the size field; `value` has as many.
+        unsafe {
+            let from = core::ptr::from_ref(&value).cast::<u8>().add(head);
+            core::ptr::copy_nonoverlapping(from, self.to.cast::<u8>().add(head), len);
+        }
+    }
+}
+
+/// A request, with its fields checked.
+///
+/// # Safety
+/// `from` is NULL or points to as many readable bytes as its `struct_size` says; its owner is NULL or a terminated string.
+pub unsafe fn request(from: *const pool_request) -> Result<Request> {
+    // SAFETY: the caller's promise.
+    let r = unsafe { in_struct(from) }?;
+    default_pool(r.pool)?;
+    let known = POOL_REQUEST_STREAM_ORDERED | POOL_REQUEST_OWN_ALLOCATION;
+    if r.flags & !known != 0 {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "{:#x} are unknown flags of a request", r.flags & !known);
+    }
+    let align = if r.alignment == 0 { POOL_DEFAULT_ALIGNMENT } else { r.alignment };
+    if !align.is_power_of_two() || align > POOL_MAX_ALIGNMENT {
+        bail!(
+            POOL_ERROR_INVALID_ARGUMENT,
+            "an alignment must be a power of two up to {POOL_MAX_ALIGNMENT}, not {align}"
+        );
+    }
+    // A device shorter structs know nothing of reads as 0, which is one; they mean the current one.
+    // SAFETY: `in_struct` has checked that the size can be read.
+    let size = unsafe { struct_size(from) }?;
+    let has_device = size >= offset_of!(pool_request, device) + size_of::<i32>();
+    // SAFETY: the caller's promise.
+    let owner = unsafe { tag(r.owner) };
+    Ok(Request {
+        size: r.size as u64,
+        align: align.max(POOL_DEFAULT_ALIGNMENT) as u64,
+        device: if has_device { r.device } else { POOL_DEVICE_CURRENT },
+        stream: (r.flags & POOL_REQUEST_STREAM_ORDERED != 0).then_some(r.stream as u64),
+        owner,
+        own_allocation: r.flags & POOL_REQUEST_OWN_ALLOCATION != 0,
+    })
+}
+
+/// # Safety
+/// `owner` is NULL or a terminated string.
+unsafe fn tag(owner: *const c_char) -> Tag {
+    let mut tag = [0; TAG_SIZE];
+    if owner.is_null() {
+        return tag;
+    }
+    for (i, to) in tag.iter_mut().take(TAG_SIZE - 1).enumerate() {
+        // SAFETY: no byte before this one was the terminator.
+        match unsafe { *owner.add(i) } {
+            0 => break,
+            byte => *to = byte as u8,
+        }
+    }
+    tag
+}
+
+/// Refuses every pool but the default one.
+pub fn default_pool(pool: *mut pool_t) -> Result<()> {
+    if !pool.is_null() {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "{pool:p} is no pool");
+    }
+    Ok(())
+}
+
+pub fn block_info(block: &Found) -> pool_block_info {
+    let mut owner = [0; TAG_SIZE];
+    for (to, from) in owner.iter_mut().zip(block.owner) {
+        *to = from as c_char;
+    }
+    pool_block_info {
+        struct_size: 0,
+        base: block.base as *mut c_void,
+        requested_size: block.requested as usize,
+        usable_size: block.usable as usize,
+        device: block.device,
+        order: if block.stream_ordered { POOL_ORDER_STREAM } else { POOL_ORDER_DEVICE },
+        stream: if block.stream_ordered { block.handle as *mut CUstream_st } else { core::ptr::null_mut() },
+        owner,
+    }
+}
+
+pub fn stats(stats: &Stats) -> pool_stats {
+    let (b, c) = (&stats.bytes, &stats.counters);
+    pool_stats {
+        struct_size: 0,
+        live_bytes: b.live,
+        live_bytes_peak: c.live_peak,
+        requested_bytes: b.requested,
+        cached_bytes: b.cached,
+        pending_bytes: b.pending,
+        overhead_bytes: b.overhead,
+        reserved_bytes: b.mapped,
+        reserved_bytes_peak: c.reserved_peak,
+        live_blocks: b.live_blocks,
+        alloc_count: c.allocs,
+        free_count: c.frees,
+        driver_alloc_calls: c.calls.alloc,
+        driver_free_calls: c.calls.free,
+        driver_map_calls: c.calls.map,
+        driver_unmap_calls: c.calls.unmap,
+        driver_sync_calls: c.calls.sync,
+        oom_count: c.oom,
+        oom_recovered_count: c.oom_recovered,
+        reserve_bytes: 0,
+    }
+}
+
+pub fn options_out(options: &Options) -> pool_options {
+    pool_options {
+        struct_size: 0,
+        limit_bytes: options.limit_bytes,
+        limit_percent: options.limit_percent,
+        max_idle_percent: options.max_idle_percent,
+        backend: match options.backend {
+            Backend::Auto => POOL_BACKEND_AUTO,
+            Backend::Vmm => POOL_BACKEND_VMM,
+            Backend::Malloc => POOL_BACKEND_MALLOC,
+        },
+        order: match options.order {
+            Order::Device => POOL_ORDER_DEVICE,
+            Order::LegacyStream => POOL_ORDER_STREAM,
+        },
+        settle_ms: options.settle_ms,
+        log: options.log,
+    }
+}
+
+/// # Safety
+/// `from` is NULL or points to as many readable bytes as its `struct_size` says.
+pub unsafe fn options_in(from: *const pool_options) -> Result<Options> {
+    // SAFETY: the caller's promise.
+    let o = unsafe { in_struct(from) }?;
+    Ok(Options {
+        limit_bytes: o.limit_bytes,
+        limit_percent: o.limit_percent,
+        max_idle_percent: o.max_idle_percent,
+        backend: match o.backend {
+            POOL_BACKEND_AUTO => Backend::Auto,
+            POOL_BACKEND_VMM => Backend::Vmm,
+            POOL_BACKEND_MALLOC => Backend::Malloc,
+            other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is no backend"),
+        },
+        order: match o.order {
+            POOL_ORDER_DEVICE => Order::Device,
+            POOL_ORDER_STREAM => Order::LegacyStream,
+            other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is no order"),
+        },
+        settle_ms: o.settle_ms,
+        log: o.log,
+    })
+}

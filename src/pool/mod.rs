@@ -1,0 +1,299 @@
+//! The pool: policy. Which arena serves a call, in which order memory is reused, what is given up when it runs out.
+//!
+//! The functions here are what the C functions do, with checked arguments and Rust results.
+
+mod arena;
+mod ladder;
+pub mod options;
+mod order;
+mod owners;
+mod registry;
+mod settle;
+
+use crate::driver::lifecycle::{self, Life};
+use crate::driver::lock::Lock;
+use crate::driver::{self, Api};
+use crate::error::{Result, bail};
+use crate::heap::MAX_SIZE;
+use crate::logging;
+use arena::{Arena, Release, Want, host_oom};
+use core::sync::atomic::{AtomicBool, Ordering::*};
+use options::{Options, Order};
+use order::StreamKey;
+
+pub use arena::Found;
+pub use owners::{TAG_SIZE, Tag};
+
+/// A request of `pool_alloc_with`, read but not checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    pub size: u64,
+    /// Power of two, 512 at least.
+    pub align: u64,
+    pub device: i32,
+    /// `None` for device order.
+    pub stream: Option<u64>,
+    pub owner: Tag,
+    pub own_allocation: bool,
+}
+
+/// The counters of a pool on a device.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Stats {
+    pub bytes: crate::heap::Bytes,
+    pub counters: arena::Counters,
+}
+
+/// Alignment of every block for which no other is asked.
+pub const DEFAULT_ALIGN: u64 = crate::heap::UNIT;
+const NO_OWNER: Tag = [0; TAG_SIZE];
+
+/// Options as configured; `None` until first used.
+static CONFIG: Lock<Option<Options>> = Lock::new(None);
+/// The plain calls are ordered by the legacy stream.
+static PLAIN_IS_LEGACY: AtomicBool = AtomicBool::new(false);
+
+/// The options in force. Reads the environment at first use.
+fn config() -> Result<Options> {
+    let mut config = CONFIG.lock();
+    if let Some(options) = *config {
+        return Ok(options);
+    }
+    let (options, environment) = options::initial();
+    environment?;
+    *config = Some(options);
+    apply(&options);
+    Ok(options)
+}
+
+fn apply(options: &Options) {
+    PLAIN_IS_LEGACY.store(options.order == Order::LegacyStream, Relaxed);
+    logging::set_level(options.log);
+}
+
+/// `pool_configure`.
+pub fn configure(new: Options) -> Result<()> {
+    options::check(&new)?;
+    let old = config()?;
+    if old.backend != new.backend && registry::all().next().is_some() {
+        bail!(POOL_ERROR_INVALID_OPTION, "backend can no longer be changed: the pool has been used");
+    }
+    *CONFIG.lock() = Some(new);
+    apply(&new);
+    for arena in registry::all().filter(|a| !a.is_lost()) {
+        arena.lock()?.options = new;
+    }
+    Ok(())
+}
+
+/// `pool_alloc`.
+pub fn allocate_default(size: usize) -> Result<u64> {
+    if size == 0 {
+        return Ok(0);
+    }
+    let api = driver::api()?;
+    config()?;
+    if PLAIN_IS_LEGACY.load(Relaxed) {
+        return allocate_on_stream(size, order::LEGACY);
+    }
+    let want = Want {
+        size: size as u64,
+        align: DEFAULT_ALIGN,
+        key: StreamKey::DEVICE,
+        owner: NO_OWNER,
+        own_allocation: false,
+    };
+    check_size(want.size)?;
+    living(api, || registry::current(api))?.allocate(api, &want)
+}
+
+/// `pool_alloc_async`.
+#[inline]
+pub fn allocate_on_stream(size: usize, stream: u64) -> Result<u64> {
+    if size == 0 {
+        return Ok(0);
+    }
+    let api = driver::api()?;
+    let want = Want {
+        size: size as u64,
+        align: DEFAULT_ALIGN,
+        key: StreamKey::of(stream),
+        owner: NO_OWNER,
+        own_allocation: false,
+    };
+    match registry::only() {
+        Some(arena) if want.size <= arena.total => arena.allocate(api, &want),
+        _ => allocate_on_current(api, &want),
+    }
+}
+
+#[cold]
+fn allocate_on_current(api: &Api, want: &Want) -> Result<u64> {
+    check_size(want.size)?;
+    with_retry(api, want, || registry::current(api))
+}
+
+/// `pool_alloc_with`.
+pub fn allocate(request: &Request) -> Result<u64> {
+    if request.size == 0 {
+        return Ok(0);
+    }
+    let api = driver::api()?;
+    check_size(request.size)?;
+    let want = Want {
+        size: request.size,
+        align: request.align,
+        key: request.stream.map_or(StreamKey::DEVICE, StreamKey::of),
+        owner: request.owner,
+        own_allocation: request.own_allocation,
+    };
+    let find = || match request.device {
+        -1 => registry::current(api),
+        device => registry::on_device(api, registry::device(api, device)?),
+    };
+    if request.stream.is_none() {
+        living(api, find)?.allocate(api, &want)
+    } else {
+        with_retry(api, &want, find)
+    }
+}
+
+/// Sizes that no device has, before the driver is asked anything.
+fn check_size(size: u64) -> Result<()> {
+    if size > MAX_SIZE {
+        bail!(POOL_ERROR_OUT_OF_MEMORY, "out of memory: {size} bytes are more than any device has");
+    }
+    Ok(())
+}
+
+/// An arena whose context is alive: one that turns out lost makes way for a new one.
+fn living(api: &Api, find: impl Fn() -> Result<&'static Arena>) -> Result<&'static Arena> {
+    let arena = find()?;
+    if arena.check_alive(api).is_ok() { Ok(arena) } else { find() }
+}
+
+/// Allocates where the driver is not asked beforehand whether the context is alive.
+fn with_retry(api: &Api, want: &Want, find: impl Fn() -> Result<&'static Arena>) -> Result<u64> {
+    let arena = find()?;
+    match arena.allocate(api, want) {
+        Err(_) if arena.is_lost() => find()?.allocate(api, want),
+        answer => answer,
+    }
+}
+
+/// What a free does where it cannot do its work: nothing at exit, and an error in a forked child.
+fn may_free() -> Result<bool> {
+    match lifecycle::life() {
+        Life::Running => Ok(true),
+        Life::Exiting => Ok(false),
+        Life::Forked => lifecycle::check_running().map(|()| false),
+    }
+}
+
+/// `pool_free`.
+pub fn free_default(address: u64) -> Result<()> {
+    if address == 0 || !may_free()? {
+        return Ok(());
+    }
+    if PLAIN_IS_LEGACY.load(Relaxed) {
+        return free_on_stream(address, order::LEGACY);
+    }
+    let api = driver::api()?;
+    let arena = registry::by_address(address)?;
+    arena.check_alive(api)?;
+    arena.free(api, address, Release::Device)
+}
+
+/// `pool_free_async`.
+#[inline]
+pub fn free_on_stream(address: u64, stream: u64) -> Result<()> {
+    if address == 0 || !may_free()? {
+        return Ok(());
+    }
+    let api = driver::api()?;
+    let arena = registry::by_address(address)?;
+    if arena.is_lost() {
+        return arena.check_alive(api);
+    }
+    arena.free(api, address, Release::Stream(StreamKey::of(stream)))
+}
+
+/// `pool_use_on_stream`.
+pub fn use_on_stream(address: u64, stream: u64) -> Result<()> {
+    let api = driver::api()?;
+    let arena = registry::by_address(address)?;
+    arena.check_alive(api)?;
+    let key = StreamKey::of(stream);
+    let mut context = 0;
+    if let (Some(stream_ctx), true) = (api.stream_ctx, key.handle > order::PER_THREAD) {
+        // SAFETY: the stream is the caller's own, in this call; the pointer is to a local.
+        driver::check(api, unsafe { stream_ctx(stream, &mut context) }, "cuStreamGetCtx")?;
+        if context != arena.mapper.context.handle {
+            bail!(
+                POOL_ERROR_NOT_SUPPORTED,
+                "the stream is of another context than the block; order that use with an event before the block is freed"
+            );
+        }
+    }
+    arena.use_elsewhere(address, key)
+}
+
+/// `pool_query`.
+pub fn query(address: u64) -> Result<Found> {
+    let api = driver::api()?;
+    let arena = registry::by_address(address)?;
+    arena.check_alive(api)?;
+    arena.query(address)
+}
+
+/// `pool_trim`.
+pub fn trim(device: i32, keep: u64) -> Result<u64> {
+    let api = driver::api()?;
+    let device = registry::device(api, device)?;
+    let mut released = 0u64;
+    for arena in registry::all().filter(|a| a.device() == device && !a.is_lost()) {
+        match arena.trim(api, keep) {
+            Ok(bytes) => released = released.saturating_add(bytes),
+            // The memory is gone with the context, which is what a trim is for.
+            Err(_) if arena.check_alive(api).is_err() => {}
+            Err(status) => return Err(status),
+        }
+    }
+    Ok(released)
+}
+
+/// `pool_get_stats`.
+pub fn stats(device: i32) -> Result<Stats> {
+    let api = driver::api()?;
+    let device = registry::device(api, device)?;
+    let mut sum = Stats::default();
+    for arena in registry::all().filter(|a| a.device() == device && !a.is_lost()) {
+        let state = arena.lock()?;
+        sum.add(&state.heap.bytes(), &state.counters);
+    }
+    Ok(sum)
+}
+
+impl Stats {
+    fn add(&mut self, bytes: &crate::heap::Bytes, counters: &arena::Counters) {
+        let (b, c) = (&mut self.bytes, &mut self.counters);
+        for (sum, more) in [
+            (&mut b.live, bytes.live),
+            (&mut b.requested, bytes.requested),
+            (&mut b.cached, bytes.cached),
+            (&mut b.pending, bytes.pending),
+            (&mut b.overhead, bytes.overhead),
+            (&mut b.mapped, bytes.mapped),
+            (&mut b.live_blocks, bytes.live_blocks),
+            (&mut c.live_peak, counters.live_peak),
+            (&mut c.reserved_peak, counters.reserved_peak),
+            (&mut c.allocs, counters.allocs),
+            (&mut c.frees, counters.frees),
+            (&mut c.oom, counters.oom),
+            (&mut c.oom_recovered, counters.oom_recovered),
+        ] {
+            *sum = sum.wrapping_add(more);
+        }
+        c.calls.add(counters.calls);
+    }
+}

@@ -1,0 +1,278 @@
+//! Settling: recording marks, finding out which are complete, and waiting for them.
+//!
+//! The lock is never held across a driver call: marks are copied out, asked about, and taken off
+//! afterwards if they are still there.
+
+use super::arena::{Arena, State};
+use super::order::{Mark, StreamKey, Whose};
+use crate::driver::{Api, Event, code, is_capturing, relaxed};
+use crate::error::Result;
+use crate::heap::{SHARED, StreamId};
+use crate::logging::log_line;
+use core::time::Duration;
+use std::time::Instant;
+
+/// `CU_EVENT_DISABLE_TIMING`: a plain event, the cheapest to record and to query.
+const EVENT_FLAGS: u32 = 2;
+/// Most marks asked about at once; the others come next time.
+const POLL: usize = 32;
+
+/// How a wait for the device ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waited {
+    /// Nothing is left to wait for.
+    Settled,
+    /// Time ran out, or a capture forbids waiting.
+    GaveUp,
+}
+
+impl Arena {
+    /// An event that is not in use.
+    fn take_event(&self, api: &Api) -> Option<Event> {
+        if let Some(event) = self.lock().ok()?.spare.pop() {
+            return Some(event);
+        }
+        let mut event = 0;
+        // SAFETY: the pointer is to a local; the context is current meanwhile.
+        let result = self.mapper.context.with(api, || unsafe { (api.event_create)(&mut event, EVENT_FLAGS) });
+        matches!(result, Ok(code::SUCCESS)).then_some(event)
+    }
+
+    fn give_event(&self, event: Event) {
+        if let Ok(mut state) = self.lock() {
+            state.keep_event(event);
+        }
+    }
+
+    /// Records a mark on the stream that the current call carries. Does nothing while the stream is captured: the event would become
+    /// part of the graph. A failure leaves the frees to a later mark.
+    pub fn mark_stream(&self, api: &Api, key: StreamKey) {
+        let capturing =
+            relaxed(api, || self.mapper.context.with(api, || is_capturing(api, key.handle)).unwrap_or(true));
+        let Ok(mut state) = self.lock() else { return };
+        let Ok(stream) = state.stream(key) else { return };
+        let seq = state.heap.seq();
+        let Some(s) = state.streams.get_mut(stream as usize) else { return };
+        s.capturing = capturing;
+        if capturing || !s.is_uncovered() {
+            return;
+        }
+        drop(state);
+        let Some(event) = self.take_event(api) else { return };
+        // SAFETY: the stream is the caller's own, in this call; the event is ours and not in use.
+        let recorded = self.mapper.context.with(api, || unsafe { (api.event_record)(event, key.handle) });
+        if !matches!(recorded, Ok(code::SUCCESS)) {
+            return self.give_event(event);
+        }
+        let Ok(mut state) = self.lock() else { return };
+        let mut replaced = None;
+        match state.stream(key) {
+            Ok(stream) => {
+                if let Some(s) = state.streams.get_mut(stream as usize) {
+                    replaced = s.marks.push(Mark { event, seq });
+                    s.covered = s.covered.max(seq);
+                }
+            }
+            Err(_) => replaced = Some(event),
+        }
+        drop(state);
+        if let Some(event) = replaced {
+            self.give_event(event);
+        }
+    }
+
+    /// Records a mark of the whole context, which covers every free so far, if the driver can (from 12.5) and nothing is
+    /// known to be captured in the context: the call would break the capture.
+    pub fn mark_context(&self, api: &Api) -> bool {
+        let Some(record) = api.ctx_record_event else { return false };
+        let seq = {
+            let Ok(state) = self.lock() else { return false };
+            if state.covered >= state.heap.seq() {
+                return true;
+            }
+            if state.streams.iter().any(|s| s.capturing) {
+                return false;
+            }
+            state.heap.seq()
+        };
+        if self.legacy_is_captured(api) {
+            return false;
+        }
+        let Some(event) = self.take_event(api) else { return false };
+        // SAFETY: the context and the event are ours.
+        let result = relaxed(api, || {
+            self.mapper.context.with(api, || unsafe { record(self.mapper.context.handle, event) })
+        });
+        if !matches!(result, Ok(code::SUCCESS)) {
+            log_line!(Warn, "cuCtxRecordEvent answered {result:?}: freed memory waits for a later mark");
+            self.give_event(event);
+            return false;
+        }
+        let Ok(mut state) = self.lock() else { return false };
+        let replaced = state.marks.push(Mark { event, seq });
+        state.cover_all(seq);
+        drop(state);
+        if let Some(event) = replaced {
+            self.give_event(event);
+        }
+        true
+    }
+
+    /// Whether a blocking stream of the context is captured; the legacy stream tells without harm.
+    fn legacy_is_captured(&self, api: &Api) -> bool {
+        relaxed(api, || {
+            self.mapper.context.with(api, || is_capturing(api, super::order::LEGACY)).unwrap_or(true)
+        })
+    }
+
+    /// Asks about marks, and settles what they covered. True if any was complete.
+    pub fn poll(&self, api: &Api) -> bool {
+        let mut any = false;
+        loop {
+            let mut asked: [(Whose, Mark); POLL] = [(SHARED, Mark::default()); POLL];
+            let count = match self.lock() {
+                Ok(state) => state.oldest_marks(&mut asked),
+                Err(_) => return any,
+            };
+            let asked = asked.get_mut(..count).unwrap_or_default();
+            if asked.is_empty() {
+                return any;
+            }
+            let mut complete = 0;
+            relaxed(api, || {
+                for (whose, mark) in asked.iter_mut() {
+                    // SAFETY: the pool never destroys an event. If another thread took the mark off meanwhile and the event
+                    // serves another one, the answer finds no such mark below.
+                    let done = unsafe { (api.event_query)(mark.event) } == code::SUCCESS;
+                    if done {
+                        complete += 1;
+                    } else {
+                        *whose = StreamId::MAX;
+                    }
+                }
+            });
+            if complete == 0 {
+                return any;
+            }
+            any = true;
+            let Ok(mut state) = self.lock() else { return any };
+            for (whose, mark) in asked.iter().filter(|(whose, _)| *whose != StreamId::MAX) {
+                state.complete(*whose, *mark);
+            }
+            state.settle();
+        }
+    }
+
+    /// Waits until everything freed is finished with, `served` says that it is enough, or time runs out. Must not be called in
+    /// a capture.
+    pub fn wait(
+        &self,
+        api: &Api,
+        deadline: Instant,
+        mut served: impl FnMut(&mut State) -> Result<bool>,
+    ) -> Result<Waited> {
+        let mut pause = Duration::from_micros(10);
+        loop {
+            if !self.mark_context(api) && api.ctx_record_event.is_none() {
+                self.synchronize(api)?;
+            }
+            self.poll(api);
+            let mut state = self.lock()?;
+            if served(&mut state)? || !state.is_unsettled() {
+                return Ok(Waited::Settled);
+            }
+            let stuck = state.marks.is_empty() && state.streams.iter().all(|s| s.marks.is_empty());
+            drop(state);
+            if stuck || Instant::now() >= deadline {
+                return Ok(Waited::GaveUp);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_micros(500));
+        }
+    }
+
+    /// For drivers without marks of the context: waits for all of its work.
+    fn synchronize(&self, api: &Api) -> Result<()> {
+        let seq = {
+            let state = self.lock()?;
+            if !state.is_unsettled() || state.streams.iter().any(|s| s.capturing) {
+                return Ok(());
+            }
+            state.heap.seq()
+        };
+        if self.legacy_is_captured(api) {
+            return Ok(());
+        }
+        // SAFETY: waits for the context, which is current meanwhile.
+        let result = relaxed(api, || self.mapper.context.with(api, || unsafe { (api.ctx_synchronize)() }))?;
+        let mut state = self.lock()?;
+        state.counters.calls.sync = state.counters.calls.sync.wrapping_add(1);
+        if result == code::SUCCESS {
+            state.cover_all(seq);
+            state.done = state.done.max(seq);
+            state.settle();
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Keeps an event for later. Where the host has no room for it, it is left to its context: destroying it could pull
+    /// it from under a thread that is just asking about it.
+    fn keep_event(&mut self, event: Event) {
+        if self.spare.try_reserve(1).is_ok() {
+            self.spare.push(event);
+        }
+    }
+
+    fn cover_all(&mut self, seq: u64) {
+        self.covered = self.covered.max(seq);
+        for stream in &mut self.streams {
+            stream.covered = stream.covered.max(seq);
+        }
+    }
+
+    fn oldest_marks(&self, out: &mut [(Whose, Mark); POLL]) -> usize {
+        let context = self.marks.oldest().map(|m| (SHARED, m));
+        let streams = self.streams.iter().enumerate().skip(1);
+        let streams = streams.filter_map(|(id, s)| s.marks.oldest().map(|m| (id as Whose, m)));
+        let mut count = 0;
+        for (slot, mark) in out.iter_mut().zip(context.into_iter().chain(streams)) {
+            *slot = mark;
+            count += 1;
+        }
+        count
+    }
+
+    /// A mark was seen complete; everything it covers is finished with.
+    fn complete(&mut self, whose: Whose, mark: Mark) {
+        if whose == SHARED {
+            if self.marks.pop(mark) {
+                self.done = self.done.max(mark.seq);
+                self.keep_event(mark.event);
+            }
+        } else if let Some(stream) = self.streams.get_mut(whose as usize) {
+            if stream.marks.pop(mark) {
+                stream.done = stream.done.max(mark.seq);
+                self.keep_event(mark.event);
+            }
+        }
+    }
+
+    /// Makes everyone's what is finished with.
+    pub fn settle(&mut self) {
+        self.heap.complete_pending(self.done);
+        if self.heap.merge_all {
+            return;
+        }
+        for id in 1..self.heap.streams() {
+            let done = self.done_of(id);
+            self.heap.settle(id, done);
+        }
+    }
+
+    /// Whether freed memory waits for the device, as pending blocks or as free memory of a stream.
+    pub fn is_unsettled(&self) -> bool {
+        self.heap.has_pending() || self.streams.iter().skip(1).any(|s| s.last_free > s.done.max(self.done))
+    }
+}
