@@ -42,7 +42,7 @@ fn allocate_shared(memory: &mut Memory, context: &Context, size: u64) -> Res<(u6
     let device = device::get(context.device as i32)?;
     device.take(size)?;
     let own = |part: &&mut SharedBlock| part.context == context.id;
-    for (&base, part) in memory.shared.iter_mut().filter(|(_, part)| own(&part)) {
+    for (&base, part) in memory.shared.iter_mut().filter(|(_, part)| own(part)) {
         if let Some(address) = part.free.take(size, STEP) {
             part.live += 1;
             return Ok((address, base));

@@ -77,15 +77,18 @@ pub fn get(ordinal: i32) -> Res<&'static Device> {
     usize::try_from(ordinal).ok().and_then(|ordinal| all().get(ordinal)).ok_or(code::INVALID_DEVICE)
 }
 
+/// Higher ones are unknown.
+const LAST_ATTRIBUTE: i32 = 160;
+
 /// Attributes after those of a server board of compute capability 9.0. Those that are not listed but exist are 0.
 fn attribute(device: &Device, attribute: i32) -> Res<i32> {
     let vmm = knobs::fixed().vmm as i32;
     Ok(match attribute {
         1 => 1024,                          // threads per block
-        2 | 3 => 1024,                      // block dimensions
-        4 => 64,                            //
-        5 => i32::MAX,                      // grid dimensions
-        6 | 7 => 65535,                     //
+        2 | 3 => 1024,                      // block width and height
+        4 => 64,                            // block depth
+        5 => i32::MAX,                      // grid width
+        6 | 7 => 65535,                     // the other grid dimensions
         8 => 49152,                         // shared memory per block
         9 => 65536,                         // constant memory
         10 => 32,                           // warp size
@@ -107,7 +110,6 @@ fn attribute(device: &Device, attribute: i32) -> Res<i32> {
         41 => 1,                            // unified addressing
         51 => 32,                           // texture pitch alignment
         75 => 9,                            // compute capability
-        76 => 0,                            //
         78 => 1,                            // stream priorities
         81 => 233_472,                      // shared memory per multiprocessor
         82 => 65536,                        // registers per multiprocessor
@@ -117,24 +119,21 @@ fn attribute(device: &Device, attribute: i32) -> Res<i32> {
         89 => 1,                            // concurrent managed access
         90 => 1,                            // compute preemption
         91 => 1,                            // host pointer usable for registered memory
-        92 | 93 | 94 => 0,                  // stream memory operations (first version)
         95 | 96 => 1,                       // cooperative launches
         97 => 232_448,                      // shared memory per block, opt-in
         99 => 1,                            // host register
         102 | 103 => vmm,                   // virtual memory management, file descriptors
         106 => 32,                          // blocks per multiprocessor
-        107 => 0,                           // compression
         110 => vmm,                         // RDMA with virtual memory management
-        113 => 0,                           // read-only host registration
         114 => 1,                           // timeline semaphores
         115 => 1,                           // memory pools
-        116 => 0,                           // RDMA
         119 => 1,                           // pool handle types: file descriptors
         122 | 123 => 1,                     // stream memory operations
         125 => 1,                           // event IPC
         131 => -1,                          // device NUMA node
         134 => -1,                          // host NUMA node
-        1..=160 => 0,
+        // Known, and not there.
+        _ if (1..=LAST_ATTRIBUTE).contains(&attribute) => 0,
         _ => return Err(code::INVALID_VALUE),
     })
 }

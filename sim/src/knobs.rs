@@ -108,9 +108,17 @@ fn parse_rule(text: &str) -> Option<(&str, u64, bool, i32)> {
     Some((name.trim(), nth, sticky, code.trim().parse().ok()?))
 }
 
+/// Reads the environment, unless that was done before.
+pub fn first_use() -> bool {
+    let first = FIXED.get().is_none();
+    fixed();
+    first
+}
+
+static FIXED: OnceLock<Fixed> = OnceLock::new();
+
 /// The settings; the first use reads the environment.
 pub fn fixed() -> &'static Fixed {
-    static FIXED: OnceLock<Fixed> = OnceLock::new();
     FIXED.get_or_init(|| {
         let fixed = Fixed {
             memory: number("CUDASIM_MEMORY", 8 << 30, parse_bytes),

@@ -72,6 +72,11 @@ fn init(flags: u32) -> Res {
         FORKED => return Err(code::NOT_INITIALIZED),
         _ => {}
     }
+    // The knobs are read here at the latest, too late for those that concern this very call.
+    let injected = knobs::first_use().then(|| knobs::injected_failure("cuInit"));
+    if let Some(Some(code)) = injected {
+        return Err(code);
+    }
     if flags != 0 {
         return Err(code::INVALID_VALUE);
     }

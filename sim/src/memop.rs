@@ -13,7 +13,7 @@ fn check(address: u64, bytes: u64, stream: StreamArg, access: Access) -> Res {
     let stream = stream::usable(stream)?;
     let memory = memory::reading();
     let usable = memory.accepts(stream.context.device, address, bytes, access);
-    match usable && address % bytes == 0 {
+    match usable && address.is_multiple_of(bytes) {
         true => Ok(()),
         false => Err(code::INVALID_VALUE),
     }

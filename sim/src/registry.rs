@@ -28,6 +28,8 @@ enum Slot<T> {
     Orphaned,
 }
 
+type Slots<T> = Box<[Mutex<Slot<T>>]>;
+
 struct Free {
     reusable: Vec<usize>,
     fresh: usize,
@@ -36,7 +38,7 @@ struct Free {
 
 pub struct Registry<T> {
     base: usize,
-    chunks: [OnceLock<Box<[Mutex<Slot<T>>]>>; CHUNKS],
+    chunks: [OnceLock<Slots<T>>; CHUNKS],
     free: Mutex<Free>,
 }
 

@@ -158,7 +158,7 @@ fn fill(
     if rows.is_empty() {
         return Ok(());
     }
-    if width > pitch || address % element != 0 || pitch % element != 0 {
+    if width > pitch || !address.is_multiple_of(element) || !pitch.is_multiple_of(element) {
         return Err(code::INVALID_VALUE);
     }
     let device = stream.context.device;

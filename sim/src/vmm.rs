@@ -87,7 +87,7 @@ fn require(condition: bool) -> Res {
 }
 
 fn is_aligned(value: u64) -> bool {
-    value % LARGE_PAGE == 0
+    value.is_multiple_of(LARGE_PAGE)
 }
 
 fn granularity(out: Out<usize>, properties: In<Properties>, option: u32) -> Res {
@@ -279,7 +279,7 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
     supported()?;
     let size = size as u64;
     let end = base.checked_add(size).ok_or(code::INVALID_VALUE)?;
-    require(size > 0 && count > 0 && base % PAGE == 0 && size % PAGE == 0)?;
+    require(size > 0 && count > 0 && base.is_multiple_of(PAGE) && size.is_multiple_of(PAGE))?;
     let mut changes = Vec::new();
     for right in rights.list(count)? {
         require(matches!(right.flags, 0 | 1 | 3))?;

@@ -388,8 +388,7 @@ pub fn in_process(test: &str, environment: &[(&str, &str)], body: impl FnOnce())
 pub fn expect_success(output: Option<Output>) {
     if let Some(output) = output {
         assert!(
-            output.status.success()
-                && String::from_utf8_lossy(&output.stdout).contains("1 passed"),
+            output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"),
             "{}\n{}\n{}",
             output.status,
             String::from_utf8_lossy(&output.stdout),
