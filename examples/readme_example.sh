@@ -35,4 +35,23 @@ while IFS= read -r row; do
     grep -qF "$row" README.md || { echo "README.md lacks the row $row" >&2; exit 1; }
 done <<<"$codes"
 
-echo "README.md: its programs compile and run, its status codes are the header's"
+# Its defaults are the library's.
+cat > "$out/defaults.c" <<'END'
+#include <stdio.h>
+#include "cudapool.h"
+int main(void) {
+  pool_options options = {0};
+  options.struct_size = sizeof options;
+  if (pool_options_init(&options) != POOL_OK) return 1;
+  printf("max_idle %u%%\nsettle_ms %u\n", (unsigned)options.max_idle_percent, (unsigned)options.settle_ms);
+  return 0;
+}
+END
+"${CC:-cc}" -std=c99 "${warnings[@]}" -Iinclude "$out/defaults.c" -o "$out/defaults" \
+    -Ltarget/release -lcudapool
+env -u CUDAPOOL_CONF "$out/defaults" | while read -r key value; do
+    grep -q "^| \`$key\` |.*| \`$value\` |" README.md ||
+        { echo "README.md: the default of $key is $value" >&2; exit 1; }
+done
+
+echo "README.md: its programs compile and run; status codes and defaults are the library's"
