@@ -240,7 +240,8 @@ static void pointers_that_are_no_blocks(void) {
     refuse_free((void *)(uintptr_t)(~UINT64_C(0) << i));
   }
   for (i = 0; i < 20000; i++) {
-    refuse_free((void *)(uintptr_t)(random_next(&random) & (UINT64_MAX >> random_below(&random, 60))));
+    uint64_t address = random_next(&random) & (UINT64_MAX >> random_below(&random, 60));
+    refuse_free((void *)(uintptr_t)(address | 1)); /* not NULL, and no block starts there */
   }
   /* Inside a block and near it. */
   for (i = 1; i < (int)MIB; i = i * 2 + i % 3) {

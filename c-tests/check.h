@@ -123,6 +123,12 @@ static inline size_t random_size(uint64_t *state, size_t most) {
 
 /* ---- processes ---- */
 
+/* In a child, before its own checks: what failed in the parent is not its business. */
+static inline void check_start_child(void) {
+  check_failures = 0;
+  check_failures_before = 0;
+}
+
 /* How a child ended: its exit code, or 1000 plus the signal that killed it. */
 static inline int wait_for_exit(pid_t child) {
   int how = 0;

@@ -173,6 +173,11 @@ static void allocate_to_lose(void **blocks) {
   check_blocks_were_lost = 1;
 }
 
+/* Chunks of `cuMemAlloc` may come back at the address of one that was lost, and then nobody can tell. */
+static int addresses_live_again(void) {
+  return default_options().backend == POOL_BACKEND_MALLOC;
+}
+
 static void check_lost(void **blocks) {
   int i;
   for (i = 0; i < LOST; i++) {
@@ -205,7 +210,8 @@ static void check_next_generation(void **old) {
     }
     if (!again) {
       status = pool_free(old[i]);
-      CHECK(status == POOL_ERROR_CONTEXT_LOST || status == POOL_ERROR_INVALID_POINTER);
+      CHECK(status == POOL_ERROR_CONTEXT_LOST || status == POOL_ERROR_INVALID_POINTER ||
+            (addresses_live_again() && status == POOL_ERROR_DOUBLE_FREE));
     }
   }
   for (i = 0; i < LOST; i++) {
@@ -261,7 +267,9 @@ static void allocation_right_after_a_reset(void) {
   fill(block, 5 * MIB, 0x55, NULL);
   CHECK(holds(block, 5 * MIB, 0x55));
   CHECK_STATUS(POOL_OK, pool_free(block));
-  check_lost(blocks);
+  if (!addresses_live_again()) {
+    check_lost(blocks);
+  }
   check_next_generation(blocks);
 }
 

@@ -50,6 +50,7 @@ int main(void) {
     pid_t child = fork();
     int result;
     if (child == 0) {
+      check_start_child();
       alarm(20); /* a process that hangs at exit is killed */
       exit(use_and_leave(try));
     }

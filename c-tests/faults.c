@@ -121,6 +121,7 @@ static void first_use_may_fail(void) {
       pid_t child = fork();
       int result;
       if (child == 0) {
+        check_start_child();
         _exit(first_use(nth, kind % 2, codes[kind / 2]));
       }
       result = wait_for_exit(child);

@@ -10,7 +10,7 @@ enum { CHILD_SECONDS = 20 };
 static int in_child(int (*run)(void)) {
   pid_t child = fork();
   if (child == 0) {
-    check_failures = 0;
+    check_start_child();
     alarm(CHILD_SECONDS);
     exit(run()); /* with all exit handlers */
   }

@@ -192,6 +192,7 @@ static void every_allocation_fails(int (*scenario)(uint64_t, int)) {
     for (nth = 1; nth < MOST && broken < 10; nth++) {
       pid_t child = fork();
       if (child == 0) {
+        check_start_child();
         _exit(scenario((uint64_t)nth, sticky));
       }
       result = wait_for_exit(child);

@@ -57,7 +57,7 @@ static const struct {
     {"", NONE, 0},
     {"limit:512MiB", LIMIT_BYTES, UINT64_C(512) << 20},
     {"limit:4GiB", LIMIT_BYTES, UINT64_C(4) << 30},
-    {"limit:1048576", LIMIT_BYTES, 1048576},
+    {"limit:100000000", LIMIT_BYTES, 100000000},
     {"limit:80%", LIMIT_PERCENT, 80},
     {"limit:100%", LIMIT_PERCENT, 100},
     {"max_idle:25%", MAX_IDLE, 25},
