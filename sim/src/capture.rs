@@ -279,8 +279,16 @@ pub fn wait_outside(stream: &Arc<Stream>) -> i32 {
 
 /// A stream that captures is destroyed.
 pub fn abandon(stream: &Arc<Stream>) {
-    if let Some(joined) = lock(&stream.capture).take() {
-        joined.capture.invalidate();
+    let joined = lock(&stream.capture).take();
+    let Some(Joined { capture, .. }) = joined else {
+        return;
+    };
+    capture.invalidate();
+    // Nobody could end it any more.
+    if capture.origin == stream.id {
+        capture.end();
+        let nodes = std::mem::take(&mut *lock(&capture.nodes));
+        Graph::discard(capture.graph, nodes);
     }
 }
 

@@ -107,37 +107,43 @@ fn alloc(out: Out<u64>, size: usize) -> Res {
     out.put(allocate(context, size as u64, Kind::Device, 0)?)
 }
 
+/// The current context does not matter (there may be none): what counts is the one the block belongs to.
 fn free(address: u64) -> Res {
     if address == 0 {
-        return Ok(());
+        return context::top().map_or(Ok(()), |context| context.check_error());
     }
-    let owner = {
+    let (kind, owner, size, id) = {
         let memory = memory::reading();
         let block = memory.blocks.get(&address);
         let freeable = |block: &&Block| !block.kind.is_host() && block.kind != Kind::Array && !block.dying;
         let Some(block) = block.filter(freeable) else {
             return Err(refusal(&memory, address));
         };
-        match block.kind {
-            Kind::Pool(_) => Err(block.size),
-            // A graph's memory stays with the graph.
-            Kind::Graph => return Ok(()),
-            _ => Ok(block.context),
-        }
+        (block.kind, block.context, block.size, block.id)
     };
-    context::current()?;
     capture::unsafe_call()?;
-    let owner = match owner {
-        Ok(context) => context,
-        Err(size) => return mempool::free_at_once(address, size),
-    };
+    match kind {
+        Kind::Pool(_) => return mempool::free_at_once(address, size),
+        // A graph's memory stays with the graph.
+        Kind::Graph => return Ok(()),
+        _ => {}
+    }
+    owner.check_error()?;
     if knobs::free_waits() {
         owner.wait();
     }
-    let size = memory::reading().blocks.get(&address).map(|block| block.size);
-    let size = size.ok_or(code::INVALID_VALUE)?;
     stream::check_untouched(address, size, "cuMemFree");
-    let remains = remove(&mut memory::writing(), address);
+    remove_same(address, id)
+}
+
+/// Frees the block, unless another thread was faster: then the address may be somebody else's already.
+pub fn remove_same(address: u64, id: u64) -> Res {
+    let mut memory = memory::writing();
+    if memory.blocks.get(&address).is_none_or(|block| block.id != id) {
+        return Err(code::INVALID_VALUE);
+    }
+    let remains = remove(&mut memory, address);
+    drop(memory);
     drop(remains);
     Ok(())
 }

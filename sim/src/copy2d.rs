@@ -149,9 +149,36 @@ fn copy_flat(copy: Copy2, stream: StreamArg, mode: Mode) -> Res {
     copy_box(copy, stream, mode)
 }
 
+/// A linear copy into an array or out of it, from a byte offset on.
+fn in_array(array: usize, offset: usize) -> Res<End> {
+    let array = arrays::find(array)?;
+    let address = array.address.checked_add(offset as u64);
+    Ok(End::Device(address.ok_or(code::INVALID_VALUE)?))
+}
+
+fn linear(to: Res<End>, from: Res<End>, size: usize, s: StreamArg, mode: Mode) -> Res {
+    let rows = Rows::one(size as u64);
+    copy_2d((to?, rows.width), (from?, rows.width), rows, s, mode)
+}
+
+use End::{Device, Host};
 use Mode::{Async, Sync};
 
 exports! {
+    implicit fn cuMemcpyHtoA_v2, cuMemcpyHtoA_v2_ptds(to: usize, at: usize, from: u64, size: usize; s)
+        => linear(in_array(to, at), Ok(Host(from)), size, s, Sync);
+    implicit fn cuMemcpyAtoH_v2, cuMemcpyAtoH_v2_ptds(to: u64, from: usize, at: usize, size: usize; s)
+        => linear(Ok(Host(to)), in_array(from, at), size, s, Sync);
+    implicit fn cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds(to: usize, at: usize, from: u64, size: usize; s)
+        => linear(in_array(to, at), Ok(Device(from)), size, s, Sync);
+    implicit fn cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds(to: u64, from: usize, at: usize, size: usize; s)
+        => linear(Ok(Device(to)), in_array(from, at), size, s, Sync);
+    implicit fn cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds(to: usize, to_at: usize, from: usize, from_at: usize, size: usize; s)
+        => linear(in_array(to, to_at), in_array(from, from_at), size, s, Sync);
+    stream fn cuMemcpyHtoAAsync_v2, cuMemcpyHtoAAsync_v2_ptsz(to: usize, at: usize, from: u64, size: usize; s)
+        => linear(in_array(to, at), Ok(Host(from)), size, s, Async);
+    stream fn cuMemcpyAtoHAsync_v2, cuMemcpyAtoHAsync_v2_ptsz(to: u64, from: usize, at: usize, size: usize; s)
+        => linear(Ok(Host(to)), in_array(from, at), size, s, Async);
     implicit fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(copy: In<Copy2>; s) => copy_flat(copy.get()?, s, Sync);
     implicit fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(copy: In<Copy2>; s)
         => copy_flat(copy.get()?, s, Sync);

@@ -51,25 +51,25 @@ fn allocate(out: Out<u64>, size: usize, flags: u32) -> Res {
 }
 
 fn free(address: u64) -> Res {
-    let context = context::current()?;
     capture::unsafe_call()?;
     if address == 0 {
         return Ok(());
     }
-    let owner = {
+    let (owner, size, id) = {
         let memory = memory::reading();
         let block = memory.blocks.get(&address);
         let pinned = block.filter(|block| block.kind == Kind::Pinned);
-        pinned.ok_or(code::INVALID_VALUE)?.context
+        let block = pinned.ok_or(code::INVALID_VALUE)?;
+        (block.context, block.size, block.id)
     };
+    owner.check_error()?;
     owner.wait();
-    if owner.id != context.id {
+    // Other contexts may use it too.
+    if let Some(context) = context::top().filter(|context| context.id != owner.id) {
         context.wait();
     }
-    stream::check_untouched(address, 1, "cuMemFreeHost");
-    let remains = classic::remove(&mut memory::writing(), address);
-    drop(remains);
-    Ok(())
+    stream::check_untouched(address, size, "cuMemFreeHost");
+    classic::remove_same(address, id)
 }
 
 /// The pinned block around an address.

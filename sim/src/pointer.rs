@@ -192,7 +192,16 @@ fn prefetch(address: u64, size: usize, s: crate::stream::StreamArg) -> Res {
     crate::stream::launch(s, crate::work::Work::Nothing)
 }
 
+/// Attaching managed memory to a stream changes nothing here, but cannot be captured.
+fn attach(address: u64, s: crate::stream::StreamArg) -> Res {
+    let stream = crate::stream::usable(s)?;
+    capture::not_capturable(&stream)?;
+    managed_range(address, 1)
+}
+
 exports! {
+    stream fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(; s; address: u64, _length: usize, _flags: u32)
+        => attach(address, s);
     fn cuPointerGetAttribute(out: Out<u8>, which: i32, address: u64) => get(out, which, address);
     fn cuPointerGetAttributes(count: u32, which: In<i32>, outputs: In<Out<u8>>, address: u64)
         => get_list(count, which, outputs, address);

@@ -9,16 +9,20 @@ use std::sync::{Mutex, OnceLock};
 
 struct Primary {
     context: &'static Context,
-    owners: u64,
+    owners: Mutex<u64>,
+    /// Held while the context changes between active and inactive, work being waited for. Nothing but other such
+    /// changes of the same device waits for this lock.
+    transition: Mutex<()>,
 }
 
-/// The device's primary context, with its lock; made at first use, inactive until it is retained.
-fn primary(ordinal: i32) -> Res<&'static Mutex<Primary>> {
-    static ALL: [OnceLock<Mutex<Primary>>; knobs::MAX_DEVICES] =
-        [const { OnceLock::new() }; knobs::MAX_DEVICES];
+/// The device's primary context; made at first use, inactive until it is retained.
+fn primary(ordinal: i32) -> Res<&'static Primary> {
+    static ALL: [OnceLock<Primary>; knobs::MAX_DEVICES] = [const { OnceLock::new() }; knobs::MAX_DEVICES];
     let device = device::get(ordinal)?;
-    Ok(ALL[device.ordinal].get_or_init(|| {
-        Mutex::new(Primary { context: Context::create(device.ordinal, true, 0, false), owners: 0 })
+    Ok(ALL[device.ordinal].get_or_init(|| Primary {
+        context: Context::create(device.ordinal, true, 0, false),
+        owners: Mutex::new(0),
+        transition: Mutex::new(()),
     }))
 }
 
@@ -32,8 +36,9 @@ pub fn check_flags(flags: u32) -> Res {
 
 fn retain(out: Out<usize>, device: i32) -> Res {
     out.check()?;
-    let mut primary = lock(primary(device)?);
-    primary.owners += 1;
+    let primary = primary(device)?;
+    let _transition = lock(&primary.transition);
+    *lock(&primary.owners) += 1;
     if !primary.context.is_active() {
         primary.context.activate();
     }
@@ -41,25 +46,24 @@ fn retain(out: Out<usize>, device: i32) -> Res {
 }
 
 fn release(device: i32) -> Res {
-    let ended = {
-        let mut primary = lock(primary(device)?);
-        if primary.owners == 0 {
-            return Err(code::INVALID_CONTEXT);
-        }
-        primary.owners -= 1;
-        (primary.owners == 0 && primary.context.is_active()).then_some(primary.context)
+    let primary = primary(device)?;
+    let _transition = lock(&primary.transition);
+    let last = {
+        let mut owners = lock(&primary.owners);
+        *owners = owners.checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
+        *owners == 0
     };
-    // Waits for its work, so not under the lock.
-    if let Some(context) = ended {
-        context.deactivate();
+    if last && primary.context.is_active() {
+        primary.context.deactivate();
     }
     Ok(())
 }
 
 fn reset(device: i32) -> Res {
-    let context = lock(primary(device)?).context;
-    if context.is_active() {
-        context.deactivate();
+    let primary = primary(device)?;
+    let _transition = lock(&primary.transition);
+    if primary.context.is_active() {
+        primary.context.deactivate();
     }
     Ok(())
 }
@@ -67,13 +71,13 @@ fn reset(device: i32) -> Res {
 fn state(device: i32, flags: Out<u32>, active: Out<i32>) -> Res {
     flags.check()?;
     active.check()?;
-    let primary = lock(primary(device)?);
+    let primary = primary(device)?;
     flags.put(primary.context.flags.load(Ordering::Relaxed))?;
     active.put(primary.context.is_active() as i32)
 }
 
 fn set_flags(device: i32, flags: u32) -> Res {
-    let primary = lock(primary(device)?);
+    let primary = primary(device)?;
     check_flags(flags)?;
     primary.context.flags.store(flags, Ordering::Relaxed);
     Ok(())

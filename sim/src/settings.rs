@@ -3,8 +3,9 @@
 
 use crate::call::{In, Out, Res};
 use crate::registry::{Found, Registry};
+use crate::stream::{self, StreamArg};
 use crate::sync::lock;
-use crate::{capture, code, context};
+use crate::{capture, code, context, device};
 use std::sync::Arc;
 
 /// Stack, printf buffer, heap, and others that only newer devices have.
@@ -66,7 +67,34 @@ fn no_function(module: usize) -> Res {
     }
 }
 
+/// Attributes of a stream (cache policy and the like) can be set, and read as nothing.
+fn set_stream_attribute(s: StreamArg) -> Res {
+    stream::usable(s).map(|_| ())
+}
+
+fn get_stream_attribute(s: StreamArg, out: Out<[u8; 64]>) -> Res {
+    out.check()?;
+    stream::usable(s)?;
+    out.put([0; 64])
+}
+
+/// Memory of graphs is not counted apart.
+fn graph_memory(out: Out<u64>, device: i32, which: u32) -> Res {
+    out.check()?;
+    device::get(device)?;
+    match which {
+        0..=3 => out.put(0),
+        _ => Err(code::INVALID_VALUE),
+    }
+}
+
 exports! {
+    stream fn cuStreamGetAttribute, cuStreamGetAttribute_ptsz(; s; _which: u32, out: Out<[u8; 64]>)
+        => get_stream_attribute(s, out);
+    stream fn cuStreamSetAttribute, cuStreamSetAttribute_ptsz(; s; _which: u32, _value: usize)
+        => set_stream_attribute(s);
+    fn cuDeviceGetGraphMemAttribute(device: i32, which: u32, out: Out<u64>) => graph_memory(out, device, which);
+    fn cuDeviceGraphMemTrim(device: i32) => device::get(device).map(|_| ());
     fn cuCtxGetLimit(out: Out<usize>, which: u32) => get_limit(out, which);
     fn cuCtxSetLimit(which: u32, value: usize) => set_limit(which, value);
     fn cuCtxGetCacheConfig(out: Out<u32>) => get_preference(out);

@@ -324,10 +324,17 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
         }
         merge(mapping);
     }
-    for (from, to, protection) in runs {
-        host::protect(from, to - from, protection)?;
+    let apply = |(from, to, protection)| host::protect(from, to - from, protection);
+    let result = runs.into_iter().try_for_each(apply);
+    if result.is_err() {
+        // Rights that the host did not grant must not be believed: the whole range has none.
+        for (&start, mapping) in reservation.mappings.range_mut(..end) {
+            let inside = |(&at, _): &(&u64, &mut Segment)| (base..end).contains(&(start + at));
+            let segments = mapping.segments.iter_mut().filter(inside);
+            segments.for_each(|(_, segment)| segment.rights = [0; MAX_DEVICES]);
+        }
     }
-    Ok(())
+    result
 }
 
 fn protection_of(rights: &[u8; MAX_DEVICES]) -> i32 {

@@ -234,6 +234,8 @@ fn perform(stream: &Arc<Stream>, work: Work) {
         }
         Work::Nothing | Work::Hold(_) | Work::Stamp(_) | Work::Callback { .. } => None,
     };
+    // What the context was already lost for is not reported again.
+    let fault = fault.filter(|_| context.check_error().is_ok());
     if let Some(address) = fault {
         report::misuse(&format!(
             "work of stream {} of context {} touches {address:#x}, which it may not (unmapped, freed or without access)",
@@ -252,7 +254,7 @@ fn wait_for_value(
     comparison: Comparison,
 ) -> Option<u64> {
     let mask = if bytes == 4 { u32::MAX as u64 } else { u64::MAX };
-    while !lifecycle::exiting() && stream.context.check_error().is_ok() {
+    while !lifecycle::exiting() && stream.context.check().is_ok() {
         let mut now = [0; 8];
         let device = stream.context.device;
         let read = memory::touch(device, address, bytes, Access::Read, |from, _, size| {
@@ -280,7 +282,13 @@ fn wait_for_value(
 }
 
 fn pass(microseconds: u64) {
-    knobs::pass_time(Instant::now(), Duration::from_micros(microseconds));
+    const SLICE: Duration = Duration::from_millis(10);
+    let (start, total) = (Instant::now(), Duration::from_micros(microseconds));
+    // In slices, so that the end of the process does not have to wait for long.
+    while !lifecycle::exiting() && start.elapsed() < total {
+        let left = total.saturating_sub(start.elapsed());
+        knobs::pass_time(Instant::now(), left.min(SLICE));
+    }
 }
 
 /// False: some of it may not be written.
