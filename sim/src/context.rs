@@ -7,7 +7,7 @@ use crate::call::{Out, Res};
 use crate::settings::{DEFAULT_LIMITS, LIMITS};
 use crate::stream::{Kind, Stream, Ticket};
 use crate::sync::{lock, read, write};
-use crate::{capture, classic, code, device, event, mempool, primary, report};
+use crate::{capture, classic, code, device, event, lifecycle, mempool, primary, report};
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering};
@@ -116,6 +116,9 @@ impl Context {
     }
 
     pub fn check_error(&self) -> Res {
+        if lifecycle::exiting() {
+            return Err(code::DEINITIALIZED);
+        }
         match self.error.load(Ordering::Acquire) {
             0 => Ok(()),
             code => Err(code),

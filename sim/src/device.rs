@@ -83,6 +83,7 @@ const LAST_ATTRIBUTE: i32 = 160;
 /// Attributes after those of a server board of compute capability 9.0. Those that are not listed but exist are 0.
 fn attribute(device: &Device, attribute: i32) -> Res<i32> {
     let vmm = knobs::fixed().vmm as i32;
+    let from_13 = (knobs::driver_version() >= 13000) as i32;
     Ok(match attribute {
         1 => 1024,                          // threads per block
         2 | 3 => 1024,                      // block width and height
@@ -131,7 +132,12 @@ fn attribute(device: &Device, attribute: i32) -> Res<i32> {
         122 | 123 => 1,                     // stream memory operations
         125 => 1,                           // event IPC
         131 => -1,                          // device NUMA node
-        134 => -1,                          // host NUMA node
+        116 => 1,                           // RDMA
+        134 => 0,                           // host NUMA node
+        141 => vmm,                         // virtual memory management on a host NUMA node
+        142 => 1,                           // pools on a host NUMA node
+        144 => from_13,                     // pools on the host
+        145 => from_13 * vmm,               // virtual memory management on the host
         // Known, and not there.
         _ if (1..=LAST_ATTRIBUTE).contains(&attribute) => 0,
         _ => return Err(code::INVALID_VALUE),

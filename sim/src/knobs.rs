@@ -241,3 +241,27 @@ pub fn pass_time(start: Instant, duration: Duration) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_have_units() {
+        assert_eq!(parse_bytes("8GiB"), Some(8 << 30));
+        assert_eq!(parse_bytes("141 GiB"), Some(141 << 30));
+        assert_eq!(parse_bytes("123"), Some(123));
+        assert_eq!(parse_bytes("8GB"), None);
+        assert_eq!(parse_bytes("99999999TiB"), None);
+        assert_eq!(parse_nanoseconds("30us"), Some(30_000));
+        assert_eq!(parse_nanoseconds("30"), None);
+    }
+
+    #[test]
+    fn rules_name_a_call_a_count_and_a_code() {
+        assert_eq!(parse_rule("cuMemMap:3=2"), Some(("cuMemMap", 3, false, 2)));
+        assert_eq!(parse_rule("cuMemMap:1+=999"), Some(("cuMemMap", 1, true, 999)));
+        assert_eq!(parse_rule("cuMemMap:0=2"), None);
+        assert_eq!(parse_rule("cuMemMap=2"), None);
+    }
+}

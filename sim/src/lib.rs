@@ -2,13 +2,14 @@
 //!
 //! Device memory is sparse host memory behind real mappings, streams run their work later on threads of their own,
 //! and whatever the real driver leaves undefined (a destroyed stream used, memory unmapped under running work) is
-//! reported instead of silently tolerated. The exported functions stand in tables made by [`exports!`](call), one
+//! reported instead of silently tolerated. The exported functions stand in tables made by `exports!`, one
 //! line each; the logic behind them is in ordinary functions of the same module.
 //!
 //! Where to look: `call` (what happens around every call), `lifecycle` (init, fork, exit), `knobs` and `control`
-//! (everything a test can turn), `report` (misuse), `device`, `context`, `primary`; `physical`, `ranges`, `memory`,
-//! `classic`, `vmm` (memory); `stream`, `work`, `event`, `transfer` (asynchronous work);
-//! `capture`, `graph`; `lookup` and `procaddress` (symbol lookup).
+//! (everything a test can turn), `report` (misuse), `device`, `context`, `primary`; for memory `physical` (what there
+//! is), `memory` (the map of all addresses), `classic`, `vmm`, `mempool`, `hostmem`, `arrays`, `share` and `pointer`
+//! (questions about addresses); for asynchronous work `stream` (order), `work` (what is run), `event`, `transfer`,
+//! `copy2d`, `memop`; `capture` and `graph`; `lookup` and `procaddress` for symbol lookup; `settings` for the rest.
 #![allow(non_snake_case)] // The exported names are CUDA's.
 
 #[macro_use]

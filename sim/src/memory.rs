@@ -7,6 +7,7 @@
 use crate::call::Res;
 use crate::code;
 use crate::context::Context;
+use crate::knobs::MAX_DEVICES;
 use crate::mempool::Pool;
 use crate::physical::{Physical, Place, PAGE};
 use crate::ranges::{round_up, FreeRanges};
@@ -67,11 +68,19 @@ pub struct Block {
     pub dying: bool,
 }
 
-/// Equal access rights over a part of a mapping; for each device 0, 1 (read) or 3.
+/// What each device may do, and, last, the host: 0 nothing, 1 read, 3 read and write.
+pub type Rights = [u8; MAX_DEVICES + 1];
+
+pub const NO_RIGHTS: Rights = [0; MAX_DEVICES + 1];
+
+/// The place of the host's rights.
+pub const HOST_RIGHTS: usize = MAX_DEVICES;
+
+/// Equal access rights over a part of a mapping.
 #[derive(Clone)]
 pub struct Segment {
     pub size: u64,
-    pub rights: [u8; crate::knobs::MAX_DEVICES],
+    pub rights: Rights,
 }
 
 /// One `cuMemMap`.
@@ -94,7 +103,7 @@ impl Mapping {
 pub struct PoolSegment {
     pub size: u64,
     pub pool: Arc<Pool>,
-    pub rights: [u8; crate::knobs::MAX_DEVICES],
+    pub rights: Rights,
 }
 
 /// One `cuMemAddressReserve`.

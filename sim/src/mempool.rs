@@ -8,7 +8,7 @@
 use crate::call::Res;
 use crate::context::Context;
 use crate::knobs::MAX_DEVICES;
-use crate::memory::{self, Backing, Block, Kind, PoolSegment};
+use crate::memory::{self, Backing, Block, Kind, PoolSegment, Rights, NO_RIGHTS};
 use crate::physical::{Physical, Place};
 use crate::ranges::{round_up, FreeRanges};
 use crate::registry::{Found, Registry};
@@ -48,7 +48,7 @@ struct Segment {
 
 pub struct State {
     pub rules: Rules,
-    pub rights: [u8; MAX_DEVICES],
+    pub rights: Rights,
     segments: BTreeMap<u64, Segment>,
     free: FreeRanges,
     freed: Vec<Freed>,
@@ -88,7 +88,7 @@ pub fn create(place: Place, is_default: bool, exportable: bool, limit: u64) -> R
         Place::Device(ordinal) => ordinal,
         Place::Host => 0,
     };
-    let mut rights = [0; MAX_DEVICES];
+    let mut rights = NO_RIGHTS;
     rights[device] = 3;
     let state = State {
         rules: Rules { follow_event: 1, opportunistic: 1, internal_dependencies: 1, threshold: 0 },

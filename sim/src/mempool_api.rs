@@ -8,7 +8,7 @@ use crate::mempool::{self, Pool, State};
 use crate::physical::Place;
 use crate::stream::{self, StreamArg};
 use crate::sync::lock;
-use crate::vmm::{AccessRights, Location, ON_DEVICE, ON_HOST, ON_HOST_NUMA};
+use crate::vmm::{self, AccessRights, Location, ON_DEVICE};
 use crate::{classic, code, device};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -41,15 +41,7 @@ fn create(out: Out<usize>, properties: In<PoolProperties>) -> Res {
     out.check()?;
     let properties = properties.get()?;
     require(properties.kind == PINNED && properties.handle_types & !FILE_DESCRIPTOR == 0)?;
-    let place = match properties.location.kind {
-        ON_DEVICE => {
-            let device = device::get(properties.location.id).map_err(|_| code::INVALID_VALUE)?;
-            Place::Device(device.ordinal)
-        }
-        ON_HOST if properties.handle_types == 0 => Place::Host,
-        ON_HOST_NUMA if properties.location.id == 0 => Place::Host,
-        _ => return Err(code::INVALID_VALUE),
-    };
+    let place = vmm::place_at(properties.location, properties.handle_types != 0)?;
     let exportable = properties.handle_types != 0;
     let pool = mempool::create(place, false, exportable, properties.max_size as u64)?;
     out.put(pool.handle.load(Ordering::Relaxed))

@@ -73,3 +73,38 @@ impl FreeRanges {
         self.ranges.insert(start, end - start);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_fit_is_taken_and_neighbours_join() {
+        let mut free = FreeRanges::new(4096, 4096);
+        assert_eq!(free.take(512, 512), Some(4096));
+        assert_eq!(free.take(1024, 1024), Some(5120));
+        assert_eq!(free.take(512, 512), Some(4608), "the gap left for alignment");
+        assert_eq!(free.take(4096, 512), None);
+        free.give(5120, 1024);
+        free.give(4096, 512);
+        free.give(4608, 512);
+        assert!(free.contains(4096, 4096));
+        assert_eq!(free.take(4096, 4096), Some(4096));
+    }
+
+    #[test]
+    fn a_given_range_can_be_taken_out_of_the_middle() {
+        let mut free = FreeRanges::new(0, 100);
+        free.remove(40, 20);
+        assert!(free.contains(0, 40) && free.contains(60, 40) && !free.contains(30, 20));
+        free.give(40, 20);
+        assert!(free.contains(0, 100));
+    }
+
+    #[test]
+    fn rounding_up_does_not_wrap() {
+        assert_eq!(round_up(1, 512), Some(512));
+        assert_eq!(round_up(512, 512), Some(512));
+        assert_eq!(round_up(u64::MAX, 512), None);
+    }
+}

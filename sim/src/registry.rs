@@ -145,3 +145,35 @@ impl<T> Registry<T> {
         lock(&self.free).live
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_reused_last_in_first_out_and_die_visibly() {
+        static REGISTRY: Registry<u32> = Registry::new(0x1000);
+        let add = |value| REGISTRY.add(|_| Arc::new(value)).unwrap().0;
+        let (a, b) = (add(1), add(2));
+        assert!(matches!(REGISTRY.find(b), Found::Live(value) if *value == 2));
+        assert!(matches!(REGISTRY.remove(a), Found::Live(_)));
+        assert!(matches!(REGISTRY.find(a), Found::Dead));
+        assert!(matches!(REGISTRY.remove(a), Found::Dead));
+        REGISTRY.orphan(b);
+        assert!(matches!(REGISTRY.find(b), Found::Orphaned));
+        assert_eq!(REGISTRY.live(), 0);
+        assert_eq!((add(3), add(4)), (b, a));
+        assert!(matches!(REGISTRY.find(a + 1), Found::Unknown));
+        assert!(matches!(REGISTRY.find(0), Found::Unknown));
+        assert_eq!(REGISTRY.all().len(), 2);
+    }
+
+    #[test]
+    fn there_is_room_for_many() {
+        static REGISTRY: Registry<usize> = Registry::new(0x1000);
+        let handles: Vec<usize> = (0..10_000).map(|i| REGISTRY.add(|_| Arc::new(i)).unwrap().0).collect();
+        for (i, &handle) in handles.iter().enumerate() {
+            assert!(matches!(REGISTRY.find(handle), Found::Live(value) if *value == i));
+        }
+    }
+}

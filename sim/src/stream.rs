@@ -10,9 +10,9 @@ use crate::capture::{self, Route};
 use crate::context::{self, Context};
 use crate::graph::NodeWork;
 use crate::registry::{Found, Registry};
-use crate::sync::{lock, wait, wait_for};
+use crate::sync::{lock, wait_for};
 use crate::work::{self, Work};
-use crate::{code, report};
+use crate::{code, lifecycle, report};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -83,8 +83,9 @@ impl Ticket {
             return;
         }
         let mut queue = lock(&self.stream.queue);
-        while !self.is_done() {
-            queue = wait(&self.stream.progress, queue);
+        // At the process's end work stops, and nobody may be left waiting for it.
+        while !self.is_done() && !lifecycle::exiting() {
+            (queue, _) = wait_for(&self.stream.progress, queue, EXIT_CHECK);
         }
     }
 }
@@ -131,6 +132,8 @@ static INFLIGHT: AtomicU64 = AtomicU64::new(0);
 /// An idle worker stays that long, because starting a thread is dear.
 const WORKER_LINGERS: Duration = Duration::from_millis(200);
 const WORKER_STACK: usize = 1 << 20;
+
+const EXIT_CHECK: Duration = Duration::from_millis(100);
 
 /// A thread's own default streams; they close when the thread ends.
 struct PerThread(Vec<Arc<Stream>>);

@@ -16,10 +16,6 @@ pub fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-pub fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    condition.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
 /// Waits at most `limit`; the second value says whether the time ran out.
 pub fn wait_for<'a, T>(
     condition: &Condvar,

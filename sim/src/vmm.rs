@@ -4,8 +4,10 @@
 //! driver's does not reliably; doing it under pending work is reported and loses the work's context.
 
 use crate::call::{In, Out, Res};
-use crate::knobs::{self, MAX_DEVICES};
-use crate::memory::{self, host, Mapping, Memory, Reservation, Segment, LARGE_PAGE};
+use crate::knobs;
+use crate::memory::{
+    self, host, Mapping, Memory, Reservation, Rights, Segment, HOST_RIGHTS, LARGE_PAGE, NO_RIGHTS,
+};
 use crate::physical::{Physical, Place, PAGE};
 use crate::sync::lock;
 use crate::{code, device, report, stream};
@@ -131,14 +133,18 @@ fn place_of(properties: &Properties) -> Res<Place> {
         return Err(code::NOT_SUPPORTED);
     }
     require(properties.handle_types & !FILE_DESCRIPTOR == 0)?;
-    let Location { kind, id } = properties.location;
-    match kind {
+    place_at(properties.location, properties.handle_types != 0)
+}
+
+/// The host has one NUMA node; as a location of its own it came with 13.0.
+pub fn place_at(location: Location, shareable: bool) -> Res<Place> {
+    match location.kind {
         ON_DEVICE => {
-            let device = device::get(id).map_err(|_| code::INVALID_VALUE)?;
+            let device = device::get(location.id).map_err(|_| code::INVALID_VALUE)?;
             Ok(Place::Device(device.ordinal))
         }
-        ON_HOST if properties.handle_types == 0 => Ok(Place::Host),
-        ON_HOST_NUMA if id == 0 => Ok(Place::Host),
+        ON_HOST if !shareable && knobs::driver_version() >= 13000 => Ok(Place::Host),
+        ON_HOST_NUMA if location.id == 0 => Ok(Place::Host),
         _ => Err(code::INVALID_VALUE),
     }
 }
@@ -209,7 +215,7 @@ fn map(base: u64, size: usize, offset: usize, handle: u64, flags: u64) -> Res {
     let before = reservation.mappings.range(..end).next_back();
     require(before.is_none_or(|(&start, mapping)| start + mapping.size <= base))?;
     host::map(base, size, &chunk.physical, host::NONE)?;
-    let segment = Segment { size, rights: [0; MAX_DEVICES] };
+    let segment = Segment { size, rights: NO_RIGHTS };
     reservation.mappings.insert(base, Mapping { size, chunk, id, segments: BTreeMap::from([(0, segment)]) });
     Ok(())
 }
@@ -285,8 +291,7 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
         require(matches!(right.flags, 0 | 1 | 3))?;
         match right.location.kind {
             ON_DEVICE => changes.push((device::get(right.location.id)?.ordinal, right.flags)),
-            // The host can always reach this memory.
-            ON_HOST | ON_HOST_NUMA => {}
+            ON_HOST | ON_HOST_NUMA => changes.push((HOST_RIGHTS, right.flags)),
             _ => return Err(code::INVALID_VALUE),
         }
     }
@@ -331,13 +336,13 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
         for (&start, mapping) in reservation.mappings.range_mut(..end) {
             let inside = |(&at, _): &(&u64, &mut Segment)| (base..end).contains(&(start + at));
             let segments = mapping.segments.iter_mut().filter(inside);
-            segments.for_each(|(_, segment)| segment.rights = [0; MAX_DEVICES]);
+            segments.for_each(|(_, segment)| segment.rights = NO_RIGHTS);
         }
     }
     result
 }
 
-fn protection_of(rights: &[u8; MAX_DEVICES]) -> i32 {
+fn protection_of(rights: &Rights) -> i32 {
     match rights.iter().fold(0, |all, right| all | right) {
         0 => host::NONE,
         1 => host::READ,
@@ -363,12 +368,15 @@ fn get_access(out: Out<u64>, location: In<Location>, address: u64) -> Res {
     supported()?;
     out.check()?;
     let location = location.get()?;
-    require(location.kind == ON_DEVICE)?;
-    let device = device::get(location.id)?;
+    let whose = match location.kind {
+        ON_DEVICE => device::get(location.id)?.ordinal,
+        ON_HOST | ON_HOST_NUMA => HOST_RIGHTS,
+        _ => return Err(code::INVALID_VALUE),
+    };
     let memory = memory::reading();
     let (base, mapping) = memory.mapping_at(address).ok_or(code::INVALID_VALUE)?;
     let segment = mapping.segments.range(..=address - base).next_back();
-    out.put(segment.map_or(0, |(_, segment)| segment.rights[device.ordinal] as u64))
+    out.put(segment.map_or(0, |(_, segment)| segment.rights[whose] as u64))
 }
 
 fn retain(out: Out<u64>, address: u64) -> Res {

@@ -3,9 +3,10 @@
 //! Like a kernel they check their memory when they run. What they cannot touch is reported and poisons the context
 //! (700), after which its later operations do nothing.
 
+use crate::context::Context;
 use crate::event::Stamp;
 use crate::graph::Instance;
-use crate::memory::{self, Access, PIECE};
+use crate::memory::{self, Access, Kind, PIECE};
 use crate::stream::Stream;
 use crate::{classic, code, knobs, lifecycle, report};
 use std::ffi::c_void;
@@ -202,7 +203,8 @@ fn perform(stream: &Arc<Stream>, work: Work) {
         }
         Work::Poke { address, value, count, delay_us } => {
             pass(delay_us);
-            let done = fill_row(device, address, value, 4, count.saturating_mul(4));
+            let done =
+                reaches(context, address) && fill_row(device, address, value, 4, count.saturating_mul(4));
             (!done).then_some(address)
         }
         Work::Fill { address, value, element, rows, pitch } => (0..rows.count)
@@ -243,6 +245,16 @@ fn perform(stream: &Arc<Stream>, work: Work) {
         ));
         context.fail(code::ILLEGAL_ADDRESS);
     }
+}
+
+/// Whether a kernel of the context may use the address, if it is another device's classic memory.
+fn reaches(context: &Context, address: u64) -> bool {
+    let memory = memory::reading();
+    let block = memory.block_at(address).map(|(_, block)| block);
+    block.is_none_or(|block| {
+        let peers = context.peers.load(Ordering::Acquire);
+        block.kind != Kind::Device || block.device == context.device || peers >> block.device & 1 != 0
+    })
 }
 
 /// Polls until the memory compares; the address if it cannot be read.

@@ -205,7 +205,7 @@ tests! {
         let mut properties = Properties::default();
         ok(cu.cuMemGetAllocationPropertiesFromHandle(&mut properties, cu.create(CHUNK)));
         assert_eq!(properties, ON_DEVICE);
-        let on_host = Properties { location: Location { kind: 2, id: 0 }, ..ON_DEVICE };
+        let on_host = Properties { location: Location { kind: 3, id: 0 }, ..ON_DEVICE };
         let used = cu.cudasim_used_bytes(0);
         assert_eq!(create(CHUNK, on_host), 0);
         assert_eq!(cu.cudasim_used_bytes(0), used, "host memory is not the device's");
