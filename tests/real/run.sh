@@ -8,6 +8,9 @@
 # CUDAPOOL_LIBRARY and CUDASIM_LIBRARY name builds in other places.
 set -euo pipefail
 
+# Each call that fails should take microseconds.
+readonly LIMIT_S=60
+
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 library=${CUDAPOOL_LIBRARY:-$root/target/release/libcudapool.so}
@@ -74,7 +77,8 @@ check_without_driver() {
     if system_has_driver; then
         printf 'skipped: no driver: this system has one\n'
     else
-        check "no driver: every call answers 300, silently" "$build/no_device" "$library" 300
+        check "no driver: every call answers 300, silently" \
+            timeout "$LIMIT_S" "$build/no_device" "$library" 300
     fi
 }
 
@@ -103,7 +107,7 @@ check_with_real_drivers() {
         cu_init=$(python3 -c 'import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cuInit(0))' "$path" || true)
         if [[ $cu_init == 100 ]]; then
             check "no device, driver $version: every call answers 301, silently" \
-                env LD_LIBRARY_PATH="${path%/*}" "$build/no_device" "$library" 301
+                env LD_LIBRARY_PATH="${path%/*}" timeout "$LIMIT_S" "$build/no_device" "$library" 301
         else
             printf 'skipped: no device, driver %s: cuInit answers %s here\n' "$version" "${cu_init:-nothing}"
         fi
