@@ -1,7 +1,7 @@
 //! A lock without poisoning and without memory: one word, waiting in the kernel.
 //!
-//! The fast path of the pool is two of these, so it is one atomic exchange each way. A panic while it is held
-//! leaves a mark instead of an error, and whoever locks next decides what that means.
+//! The fast path of the pool is two of these, so taking it is one atomic exchange and giving it back a plain store. A panic while
+//! it is held leaves a mark instead of an error, and whoever locks next decides what that means.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -9,13 +9,16 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-const AWAITED: u32 = 2;
+/// The longest sleep. The holder looks for sleepers right after its plain store, and may look before that store can be seen; a
+/// sleeper that is missed this way wakes by itself.
+static NAP_TIME: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// How often a thread looks again before it sleeps: about as long as the pool holds the lock.
 const SPINS: u32 = 100;
 
 /// See the module.
 pub struct Lock<T> {
     word: AtomicU32,
+    sleepers: AtomicU32,
     broken: AtomicBool,
     value: UnsafeCell<T>,
 }
@@ -32,12 +35,12 @@ pub struct Guard<'a, T> {
 
 impl<T> Lock<T> {
     pub const fn new(value: T) -> Self {
-        Lock { word: AtomicU32::new(FREE), broken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Lock { word: AtomicU32::new(FREE), sleepers: AtomicU32::new(0), broken: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
-        if self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_err() {
+        if self.word.swap(HELD, Acquire) != FREE {
             self.wait();
         }
         Guard { lock: self, _here: core::marker::PhantomData }
@@ -56,25 +59,25 @@ impl<T> Lock<T> {
     #[cold]
     fn wait(&self) {
         for _ in 0..SPINS {
-            if self.word.load(Relaxed) == FREE
-                && self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
-            {
+            if self.word.load(Relaxed) == FREE && self.word.swap(HELD, Acquire) == FREE {
                 return;
             }
             core::hint::spin_loop();
         }
-        while self.word.swap(AWAITED, Acquire) != FREE {
-            // SAFETY: the word outlives the call; a null timeout waits; any return value leads back to the loop.
+        self.sleepers.fetch_add(1, Relaxed);
+        while self.word.swap(HELD, Acquire) != FREE {
+            // SAFETY: the word outlives the call, the timeout is static; any return value leads back to the loop.
             unsafe {
                 libc::syscall(
                     libc::SYS_futex,
                     self.word.as_ptr(),
                     libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                    AWAITED,
-                    core::ptr::null::<libc::timespec>(),
+                    HELD,
+                    &raw const NAP_TIME,
                 );
             }
         }
+        self.sleepers.fetch_sub(1, Relaxed);
     }
 
     #[cold]
@@ -114,7 +117,8 @@ impl<T> Drop for Guard<'_, T> {
         if std::thread::panicking() {
             self.lock.broken.store(true, Relaxed);
         }
-        if self.lock.word.swap(FREE, Release) == AWAITED {
+        self.lock.word.store(FREE, Release);
+        if self.lock.sleepers.load(Relaxed) != 0 {
             self.lock.wake();
         }
     }

@@ -186,3 +186,13 @@ pub fn is_capturing(api: &Api, stream: Stream) -> bool {
     let result = unsafe { (api.stream_capturing)(stream, &mut status) };
     result != code::SUCCESS || status != 0
 }
+
+/// Whether the stream does not synchronise with the legacy stream. One that cannot be told counts as such.
+pub fn is_non_blocking(api: &Api, stream: Stream) -> bool {
+    /// `CU_STREAM_NON_BLOCKING`.
+    const NON_BLOCKING: u32 = 1;
+    let mut flags = 0;
+    // SAFETY: as for `is_capturing`.
+    let result = unsafe { (api.stream_flags)(stream, &mut flags) };
+    result != code::SUCCESS || flags & NON_BLOCKING != 0
+}

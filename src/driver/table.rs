@@ -69,6 +69,7 @@ table! {
         event_create = "cuEventCreate"(*mut Event, c_uint);
         event_record = "cuEventRecord"(Event, Stream);
         event_query = "cuEventQuery"(Event);
+        stream_flags = "cuStreamGetFlags"(Stream, *mut c_uint);
         stream_capturing = "cuStreamIsCapturing"(Stream, *mut c_uint);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut c_uint);
     }

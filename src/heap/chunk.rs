@@ -224,6 +224,7 @@ impl Heap {
         }
         debug_assert_eq!(at, off.saturating_add(len), "the pieces do not fill the extent");
         self.bytes.mapped = self.bytes.mapped.saturating_add(len);
+        self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
         self.bytes.cached = self.bytes.cached.saturating_add(len);
         let node = self.nodes.at(busy);
         (node.flags, node.seq) = (0, 0);
@@ -290,6 +291,7 @@ impl Heap {
         let chunk = self.chunks.add(Chunk { off, len, token, own: own.is_some(), seq: self.seq, next: NIL });
         self.pages.set_chunk(off, len, chunk);
         self.bytes.mapped = self.bytes.mapped.saturating_add(len);
+        self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
         self.bytes.cached = self.bytes.cached.saturating_add(len);
         match own {
             Some(info) => {

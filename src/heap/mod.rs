@@ -11,6 +11,7 @@
 mod bins;
 mod chunk;
 mod extent;
+mod fast;
 mod node;
 mod pages;
 mod size;
@@ -96,6 +97,9 @@ pub struct Bytes {
     /// All that is mapped.
     pub mapped: u64,
     pub live_blocks: u64,
+    /// The most that `live` and `mapped` have been.
+    pub live_peak: u64,
+    pub mapped_peak: u64,
 }
 
 /// How many freed extents of a stream keep their size for a request of the same size. A limit,
@@ -117,6 +121,8 @@ struct Queue {
     slabs: [u32; CLASSES],
     /// Slabs of any fill.
     slab_count: usize,
+    /// The count of frees when last one was freed on it.
+    last_free: u64,
 }
 
 /// See the module.
@@ -151,6 +157,7 @@ impl Queue {
             parked_count: 0,
             slabs: [NIL; CLASSES],
             slab_count: 0,
+            last_free: 0,
         })
     }
 
@@ -186,6 +193,23 @@ impl Heap {
         self.queues.try_reserve(1).map_err(|_| NoHostMemory)?;
         self.queues.push(Queue::new()?);
         Ok(self.queues.len().saturating_sub(1) as StreamId)
+    }
+
+    /// The count of frees when a block was last freed on `stream`.
+    pub fn last_free(&self, stream: StreamId) -> u64 {
+        self.queues.get(stream as usize).map_or(0, |queue| queue.last_free)
+    }
+
+    /// Forgets a stream that holds nothing, so that its id can serve another.
+    pub fn reset_stream(&mut self, stream: StreamId) {
+        if let Some(queue) = self.queues.get_mut(stream as usize) {
+            queue.last_free = 0;
+        }
+    }
+
+    /// Notes what was mapped for a moment while a growth failed.
+    pub fn note_mapped(&mut self, more: u64) {
+        self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped.saturating_add(more));
     }
 
     /// Whether the stream holds neither idle memory nor slabs, so that its id may serve another.
@@ -239,6 +263,7 @@ impl Heap {
         round_up(len, QUANTUM)
     }
 
+    #[inline]
     fn hand_out(&mut self, id: NodeId, info: BlockInfo) -> u64 {
         let node = self.nodes.at(id);
         node.kind = Kind::Used;
@@ -252,12 +277,15 @@ impl Heap {
         off
     }
 
+    #[inline]
     fn count_live(&mut self, len: u64, requested: u64) {
         self.bytes.live = self.bytes.live.saturating_add(len);
+        self.bytes.live_peak = self.bytes.live_peak.max(self.bytes.live);
         self.bytes.requested = self.bytes.requested.saturating_add(requested);
         self.bytes.live_blocks = self.bytes.live_blocks.saturating_add(1);
     }
 
+    #[inline]
     fn uncount_live(&mut self, len: u64, requested: u64) {
         self.bytes.live = self.bytes.live.saturating_sub(len);
         self.bytes.requested = self.bytes.requested.saturating_sub(requested);
@@ -315,6 +343,9 @@ impl Heap {
     /// from a slab of that stream.
     pub fn free_on(&mut self, block: &Block, stream: StreamId) {
         let seq = self.next_seq();
+        if let Some(queue) = self.queues.get_mut(stream as usize) {
+            queue.last_free = seq;
+        }
         match block.place {
             Place::Extent(id) => {
                 self.uncount_live(block.len, block.info.requested);

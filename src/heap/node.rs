@@ -115,6 +115,11 @@ impl Nodes {
         self.array.get(id as usize).unwrap_or(&self.nowhere)
     }
 
+    #[inline]
+    pub fn find(&mut self, id: NodeId) -> Option<&mut Node> {
+        self.array.get_mut(id as usize)
+    }
+
     pub fn at(&mut self, id: NodeId) -> &mut Node {
         match self.array.get_mut(id as usize) {
             Some(node) => node,

@@ -13,7 +13,7 @@ const WORDS: usize = (MAX_SLAB_BLOCKS / 64) as usize;
 const NO_LINK: u64 = u64::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+pub(super) enum State {
     Free,
     Live,
     Pending,
@@ -21,31 +21,34 @@ enum State {
 
 /// What is kept for each block of a slab.
 #[derive(Clone, Copy, Debug)]
-struct Small {
-    requested: u32,
-    owner: u16,
-    flags: u8,
-    state: State,
+pub(super) struct Small {
+    pub(super) requested: u32,
+    pub(super) owner: u16,
+    pub(super) flags: u8,
+    pub(super) state: State,
     /// Live: the stream as the caller named it. Pending: when it was freed.
-    handle_or_seq: u64,
+    pub(super) handle_or_seq: u64,
     /// Pending: the next one, as slab and index.
     link: u64,
 }
 
-struct Slab {
+pub(super) struct Slab {
     node: NodeId,
-    off: u64,
+    pub(super) off: u64,
     class: usize,
-    stream: StreamId,
-    free: u64,
+    /// Bytes of a block, and what to multiply with instead of dividing by it.
+    pub(super) block_len: u64,
+    reciprocal: u64,
+    pub(super) stream: StreamId,
+    pub(super) free: u64,
     /// The last free of a block in it.
-    seq: u64,
+    pub(super) seq: u64,
     /// Bit i: block i is free.
-    bits: [u64; WORDS],
-    blocks: Vec<Small>,
+    pub(super) bits: [u64; WORDS],
+    pub(super) blocks: Vec<Small>,
     /// Neighbours among the slabs of a stream and class that have room.
-    prev: u32,
-    next: u32,
+    pub(super) prev: u32,
+    pub(super) next: u32,
 }
 
 /// All slabs of a heap.
@@ -55,6 +58,22 @@ pub struct Slabs {
     vacant: Vec<u32>,
     pending_head: u64,
     pending_tail: u64,
+}
+
+impl Slab {
+    /// The block that `inside` bytes from the start lie in; past the end for addresses past it.
+    pub(super) fn index_of(&self, inside: u64) -> usize {
+        let units = inside / UNIT;
+        (units.min(MAX_SLAB_UNITS).wrapping_mul(self.reciprocal) >> 32) as usize
+    }
+}
+
+/// More units than any slab has; up to here [`Slab::index_of`] is exact.
+const MAX_SLAB_UNITS: u64 = 1 << 10;
+
+/// Rounded up, so that multiples come out whole.
+const fn reciprocal(class: usize) -> u64 {
+    (1u64 << 32).div_ceil(class_size(class) / UNIT)
 }
 
 /// Bytes of a slab of the class.
@@ -75,7 +94,7 @@ impl Slabs {
         self.array.get(slab as usize)?.as_ref()
     }
 
-    fn at(&mut self, slab: u32) -> Option<&mut Slab> {
+    pub(super) fn at(&mut self, slab: u32) -> Option<&mut Slab> {
         self.array.get_mut(slab as usize)?.as_mut()
     }
 
@@ -241,7 +260,7 @@ impl Heap {
             *word = u64::MAX.checked_shr(64 - here).unwrap_or(0);
         }
         let slab =
-            Slab { node, off, class, stream, free: count as u64, seq: 0, bits, blocks, prev: NIL, next: NIL };
+            Slab { node, off, class, block_len: class_size(class), reciprocal: reciprocal(class), stream, free: count as u64, seq: 0, bits, blocks, prev: NIL, next: NIL };
         match self.slabs.array.get_mut(index as usize) {
             Some(slot) => *slot = Some(slab),
             None => self.slabs.array.push(Some(slab)), // Reserved above.
@@ -262,8 +281,8 @@ impl Heap {
         let slab = self.slabs.get(node.slab).ok_or(NotLive::Unknown)?;
         let len = class_size(slab.class);
         let inside = off.checked_sub(slab.off).ok_or(NotLive::Unknown)?;
-        let index = inside / len;
-        if exact && inside % len != 0 {
+        let index = slab.index_of(inside) as u64;
+        if exact && index.saturating_mul(len) != inside {
             return Err(NotLive::Unknown);
         }
         let small = slab.blocks.get(index as usize).ok_or(NotLive::Unknown)?;
@@ -396,3 +415,19 @@ impl Heap {
 }
 
 const _: () = assert!(MAX_SLAB_BLOCKS as usize <= WORDS * 64 && UNIT > 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn multiplying_is_as_good_as_dividing() {
+        for class in 0..super::super::CLASSES {
+            assert!(slab_bytes(class) / UNIT < MAX_SLAB_UNITS);
+            let per_block = class_size(class) / UNIT;
+            for units in 0..=MAX_SLAB_UNITS {
+                assert_eq!((units * reciprocal(class)) >> 32, units / per_block);
+            }
+        }
+    }
+}

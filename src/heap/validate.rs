@@ -88,11 +88,18 @@ pub fn validate(heap: &Heap) {
     // A busy extent that is being unmapped still counts as mapped and cached.
     let busy = heap.bytes.mapped - bytes.mapped;
     assert_eq!(
-        Bytes { mapped: heap.bytes.mapped, cached: bytes.cached + busy, ..bytes },
+        Bytes {
+            mapped: heap.bytes.mapped,
+            cached: bytes.cached + busy,
+            live_peak: heap.bytes.live_peak,
+            mapped_peak: heap.bytes.mapped_peak,
+            ..bytes
+        },
         heap.bytes,
         "the counters are wrong"
     );
     let b = heap.bytes;
+    assert!(b.live_peak >= b.live && b.mapped_peak >= b.mapped, "a peak is below its value");
     assert_eq!(b.mapped, b.live + b.cached + b.pending + b.overhead, "the identity does not hold");
 
     let mut listed = 0;

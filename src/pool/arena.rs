@@ -12,6 +12,7 @@ use crate::driver::{Api, Event};
 use crate::error::{Result, Status, bail, fail};
 use crate::heap::{self, BlockInfo, Heap, NoHostMemory, NotLive, SHARED, StreamId, block_flags};
 use core::sync::atomic::{AtomicBool, Ordering::*};
+use std::time::Instant;
 
 /// Blocks of this many bytes and more are worth an event when they are freed in an arena of several streams; smaller ones stay with
 /// their stream until a later mark covers them.
@@ -51,8 +52,6 @@ pub struct Found {
 /// Counters of an arena; what the heap counts is not repeated.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Counters {
-    pub live_peak: u64,
-    pub reserved_peak: u64,
     pub allocs: u64,
     pub frees: u64,
     pub calls: Calls,
@@ -78,8 +77,9 @@ pub struct State {
     pub regions: Regions,
     /// By stream id; entry 0 stands for device order.
     pub streams: Vec<Stream>,
-    /// The stream of the last call.
+    /// The stream of the last call, and its key: [`StreamKey::NONE`] where the fast path must not take it.
     last: StreamId,
+    last_key: StreamKey,
     /// Marks of the whole context.
     pub marks: Marks,
     /// Everything freed up to here is covered by a mark of the context.
@@ -122,6 +122,7 @@ impl Arena {
                 regions,
                 streams,
                 last: SHARED,
+                last_key: StreamKey::NONE,
                 marks: Marks::default(),
                 covered: 0,
                 done: 0,
@@ -193,8 +194,22 @@ impl Arena {
         self.state.lock().regions.offset(address).is_some()
     }
 
-    /// Allocates from what is idle, or climbs the ladder.
+    /// Allocates on a stream from what it has at hand. 0 where that takes more than a look.
     #[inline]
+    pub fn allocate_fast(&self, size: u64, key: StreamKey) -> Result<u64> {
+        let mut state = self.lock()?;
+        if state.last_key != key {
+            return Ok(0);
+        }
+        let stream = state.last;
+        let flags = block_flags::STREAM_ORDERED;
+        let info = BlockInfo { requested: size, handle: key.handle, owner: 0, flags };
+        let Some(off) = state.heap.allocate_fast(stream, size, info) else { return Ok(0) };
+        state.counters.allocs = state.counters.allocs.wrapping_add(1);
+        Ok(state.regions.address(off))
+    }
+
+    /// Allocates from what is idle, or climbs the ladder.
     pub fn allocate(&self, api: &Api, want: &Want) -> Result<u64> {
         if want.size > self.total {
             bail!(
@@ -214,8 +229,26 @@ impl Arena {
         self.allocate_slowly(api, want)
     }
 
-    /// Frees the block that starts at `address`.
+    /// Frees a block on a stream, if that takes no more than putting it back. False, and nothing done, otherwise.
     #[inline]
+    pub fn free_fast(&self, api: &Api, address: u64, key: StreamKey) -> Result<bool> {
+        let mut state = self.lock()?;
+        let Some(range) = self.mapper.range else { return Ok(false) };
+        let off = address.wrapping_sub(range.base);
+        if state.last_key != key || off >= range.len {
+            return Ok(false);
+        }
+        let stream = state.last;
+        let Some(len) = state.heap.free_fast(off, stream) else { return Ok(false) };
+        state.counters.frees = state.counters.frees.wrapping_add(1);
+        if len >= MARK_BYTES && !state.heap.merge_all {
+            drop(state);
+            self.mark_stream(api, key);
+        }
+        Ok(true)
+    }
+
+    /// Frees the block that starts at `address`.
     pub fn free(&self, api: &Api, address: u64, release: Release) -> Result<()> {
         let mut state = self.lock()?;
         let (off, _) = state.regions.offset(address).ok_or_else(|| not_a_block(address))?;
@@ -242,11 +275,8 @@ impl Arena {
             return Ok(());
         }
         state.heap.free_on(&block, stream);
-        let seq = state.heap.seq();
-        if let Some(s) = state.streams.get_mut(stream as usize) {
-            s.last_free = seq;
-        }
-        if block.len >= MARK_BYTES && !state.heap.merge_all {
+        let captured = state.streams.get(stream as usize).is_some_and(|s| s.captured.is_some());
+        if captured || (block.len >= MARK_BYTES && !state.heap.merge_all) {
             drop(state);
             self.mark_stream(api, key);
         }
@@ -288,10 +318,7 @@ impl State {
     /// one stream's.
     #[inline]
     pub fn stream(&mut self, key: StreamKey) -> core::result::Result<StreamId, NoHostMemory> {
-        if self.streams.get(self.last as usize).is_some_and(|s| s.key == key) {
-            return Ok(self.last);
-        }
-        self.other_stream(key)
+        if self.last_key == key { Ok(self.last) } else { self.other_stream(key) }
     }
 
     #[cold]
@@ -304,6 +331,8 @@ impl State {
         if id == SHARED {
             self.heap.merge_all = false;
         }
+        let captured = self.streams.get(id as usize).is_some_and(|s| s.captured.is_some());
+        self.last_key = if captured || id == SHARED { StreamKey::NONE } else { key };
         self.last = id;
         Ok(id)
     }
@@ -313,7 +342,8 @@ impl State {
         let first = self.streams.len() == 1 && self.counters.allocs == 0 && self.heap.bytes().mapped == 0;
         let at = self.streams.len();
         let vacant = (1..at).find(|id| {
-            self.streams.get(*id).is_some_and(|s| s.marks.is_empty() && !s.is_uncovered())
+            self.streams.get(*id).is_some_and(|s| s.marks.is_empty())
+                && !self.is_uncovered(*id as StreamId)
                 && self.heap.stream_is_empty(*id as StreamId)
         });
         let id = match vacant {
@@ -321,6 +351,7 @@ impl State {
                 if let Some(slot) = self.streams.get_mut(id) {
                     *slot = Stream::new(key);
                 }
+                self.heap.reset_stream(id as StreamId);
                 id as StreamId
             }
             None => {
@@ -361,9 +392,6 @@ impl State {
     #[inline]
     pub fn handed_out(&mut self, off: u64, want: &Want, owner: u16) -> u64 {
         self.counters.allocs = self.counters.allocs.wrapping_add(1);
-        let bytes = self.heap.bytes();
-        self.counters.live_peak = self.counters.live_peak.max(bytes.live);
-        self.counters.reserved_peak = self.counters.reserved_peak.max(bytes.mapped);
         if owner != 0 {
             if let Ok(block) = self.heap.block_at(off) {
                 self.owners.add(owner, block.len);
@@ -371,6 +399,26 @@ impl State {
         }
         debug_assert_eq!(off % want.align, 0);
         self.regions.address(off)
+    }
+
+    /// Whether memory was freed on the stream that no mark covers.
+    pub fn is_uncovered(&self, stream: StreamId) -> bool {
+        self.streams.get(stream as usize).is_some_and(|s| self.heap.last_free(stream) > s.covered)
+    }
+
+    /// Notes whether a call found its stream captured. While it is, its calls stay off the fast path, so that the end is seen.
+    pub fn set_captured(&mut self, stream: StreamId, captured: bool) {
+        if let Some(s) = self.streams.get_mut(stream as usize) {
+            s.captured = captured.then(Instant::now);
+            if captured {
+                self.last_key = StreamKey::NONE;
+            }
+        }
+    }
+
+    /// Whether some stream must be taken to be captured.
+    pub fn is_captured(&self) -> bool {
+        self.streams.iter().any(Stream::is_captured)
     }
 
     /// How far the device has got with what was freed on `stream`.

@@ -7,7 +7,7 @@ use super::arena::{Arena, State, Want, host_oom};
 use super::owners::Owner;
 use super::registry;
 use crate::arena::{Calls, Piece};
-use crate::driver::{Api, is_capturing, relaxed};
+use crate::driver::{Api, relaxed};
 use crate::error::{Result, Status, bail, fail};
 use crate::heap::{Chunk, Growth, Heap, NIL, NoHostMemory, NodeId, PAGE, QUANTUM, SHARED, round_up};
 use crate::logging::log_line;
@@ -55,12 +55,9 @@ impl Arena {
 
     fn climb(&self, api: &Api, want: &Want) -> Result<u64> {
         let ordered = !want.key.is_device_order();
-        let capturing =
-            ordered && relaxed(api, || self.mapper.context.with(api, || is_capturing(api, want.key.handle)))?;
+        let capturing = ordered && self.look_for_capture(api, want.key)?;
         // Rung 1: the stream's own memory, then what other streams are finished with.
-        if capturing {
-            self.note_capture(want)?;
-        } else {
+        if !capturing {
             if ordered {
                 self.mark_stream(api, want.key);
             }
@@ -131,15 +128,6 @@ impl Arena {
     /// Searches the lists, after all that is idle has been made to coalesce.
     fn search(&self, want: &Want) -> Result<Option<u64>> {
         self.lock()?.search(want)
-    }
-
-    fn note_capture(&self, want: &Want) -> Result<()> {
-        let mut state = self.lock()?;
-        let stream = state.stream(want.key).map_err(host_oom)?;
-        if let Some(stream) = state.streams.get_mut(stream as usize) {
-            stream.capturing = true;
-        }
-        Ok(())
     }
 
     fn note_recovery(&self, want: &Want) -> Result<()> {
@@ -495,10 +483,6 @@ impl State {
     fn is_over_limit(&self, more: u64, total: u64) -> bool {
         let held = self.heap.bytes().mapped.saturating_add(self.growing);
         held.saturating_add(more) > self.options.limit(total)
-    }
-
-    fn is_captured(&self) -> bool {
-        self.streams.iter().any(|s| s.capturing)
     }
 
     /// Decides what to map where, and takes it out of the lists. `None` if there is no address space or the limit is in the way.

@@ -113,24 +113,24 @@ pub fn allocate_on_stream(size: usize, stream: u64) -> Result<u64> {
     if size == 0 {
         return Ok(0);
     }
-    let api = driver::api()?;
-    let want = Want {
-        size: size as u64,
-        align: DEFAULT_ALIGN,
-        key: StreamKey::of(stream),
-        owner: NO_OWNER,
-        own_allocation: false,
-    };
-    match registry::only() {
-        Some(arena) if want.size <= arena.total => arena.allocate(api, &want),
-        _ => allocate_on_current(api, &want),
+    let key = StreamKey::of(stream);
+    if let Some(arena) = registry::only() {
+        if lifecycle::life() == Life::Running {
+            let address = arena.allocate_fast(size as u64, key)?;
+            if address != 0 {
+                return Ok(address);
+            }
+        }
     }
+    allocate_on_current(size as u64, key)
 }
 
 #[cold]
-fn allocate_on_current(api: &Api, want: &Want) -> Result<u64> {
-    check_size(want.size)?;
-    with_retry(api, want, || registry::current(api))
+fn allocate_on_current(size: u64, key: StreamKey) -> Result<u64> {
+    let api = driver::api()?;
+    check_size(size)?;
+    let want = Want { size, align: DEFAULT_ALIGN, key, owner: NO_OWNER, own_allocation: false };
+    with_retry(api, &want, || registry::only().map_or_else(|| registry::current(api), Ok))
 }
 
 /// `pool_alloc_with`.
@@ -210,12 +210,23 @@ pub fn free_on_stream(address: u64, stream: u64) -> Result<()> {
     if address == 0 || !may_free()? {
         return Ok(());
     }
+    let key = StreamKey::of(stream);
+    if let (Some(arena), Some(api)) = (registry::only(), driver::loaded()) {
+        if arena.free_fast(api, address, key)? {
+            return Ok(());
+        }
+    }
+    free_anywhere(address, key)
+}
+
+#[cold]
+fn free_anywhere(address: u64, key: StreamKey) -> Result<()> {
     let api = driver::api()?;
     let arena = registry::by_address(address)?;
     if arena.is_lost() {
         return arena.check_alive(api);
     }
-    arena.free(api, address, Release::Stream(StreamKey::of(stream)))
+    arena.free(api, address, Release::Stream(key))
 }
 
 /// `pool_use_on_stream`.
@@ -285,8 +296,8 @@ impl Stats {
             (&mut b.overhead, bytes.overhead),
             (&mut b.mapped, bytes.mapped),
             (&mut b.live_blocks, bytes.live_blocks),
-            (&mut c.live_peak, counters.live_peak),
-            (&mut c.reserved_peak, counters.reserved_peak),
+            (&mut b.live_peak, bytes.live_peak),
+            (&mut b.mapped_peak, bytes.mapped_peak),
             (&mut c.allocs, counters.allocs),
             (&mut c.frees, counters.frees),
             (&mut c.oom, counters.oom),

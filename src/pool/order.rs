@@ -6,6 +6,8 @@
 
 use crate::driver::Event;
 use crate::heap::StreamId;
+use core::time::Duration;
+use std::time::Instant;
 
 /// Handle of the legacy default stream (`CU_STREAM_LEGACY`).
 pub const LEGACY: u64 = 1;
@@ -27,6 +29,9 @@ pub struct StreamKey {
 impl StreamKey {
     /// Not a stream: device order.
     pub const DEVICE: StreamKey = StreamKey { handle: 0, thread: 0 };
+
+    /// No call's key.
+    pub const NONE: StreamKey = StreamKey { handle: 0, thread: u64::MAX };
 
     /// The key of a handle in a call of this thread.
     #[inline]
@@ -117,11 +122,13 @@ pub struct Stream {
     pub done: u64,
     /// Everything freed on it up to here is covered by a mark, of its own or of the context.
     pub covered: u64,
-    /// The count at the last free on it.
-    pub last_free: u64,
-    /// It was being captured when last seen.
-    pub capturing: bool,
+    /// When a call last found it captured, if the last one that looked did.
+    pub captured: Option<Instant>,
 }
+
+/// How long a stream counts as captured after it was last seen so. Its handle must not be touched to ask, and its owner may
+/// never name it again, so there has to be an end; captures take milliseconds.
+pub const CAPTURE_MEMORY: Duration = Duration::from_secs(10);
 
 impl Stream {
     pub const fn new(key: StreamKey) -> Stream {
@@ -130,14 +137,13 @@ impl Stream {
             marks: Marks { list: [Mark { event: 0, seq: 0 }; MARKS], len: 0 },
             done: 0,
             covered: 0,
-            last_free: 0,
-            capturing: false,
+            captured: None,
         }
     }
 
-    /// Whether memory was freed on it that no mark covers.
-    pub fn is_uncovered(&self) -> bool {
-        self.last_free > self.covered
+    /// Whether it must be taken to be captured.
+    pub fn is_captured(&self) -> bool {
+        self.captured.is_some_and(|seen| seen.elapsed() < CAPTURE_MEMORY)
     }
 }
 

@@ -3,9 +3,9 @@
 //! The lock is never held across a driver call: marks are copied out, asked about, and taken off
 //! afterwards if they are still there.
 
-use super::arena::{Arena, State};
+use super::arena::{Arena, State, host_oom};
 use super::order::{Mark, StreamKey, Whose};
-use crate::driver::{Api, Event, code, is_capturing, relaxed};
+use crate::driver::{Api, Event, code, is_capturing, is_non_blocking, relaxed};
 use crate::error::Result;
 use crate::heap::{SHARED, StreamId};
 use crate::logging::log_line;
@@ -44,17 +44,27 @@ impl Arena {
         }
     }
 
+    /// Looks whether the stream that the current call carries is captured, and remembers it where a look at the legacy stream would
+    /// not tell: for non-blocking streams.
+    pub fn look_for_capture(&self, api: &Api, key: StreamKey) -> Result<bool> {
+        let capturing = self.mapper.context.with(api, || is_capturing(api, key.handle))?;
+        let hidden = capturing && is_non_blocking(api, key.handle);
+        let mut state = self.lock()?;
+        let stream = state.stream(key).map_err(host_oom)?;
+        state.set_captured(stream, hidden);
+        Ok(capturing)
+    }
+
     /// Records a mark on the stream that the current call carries. Does nothing while the stream is captured: the event would become
     /// part of the graph. A failure leaves the frees to a later mark.
     pub fn mark_stream(&self, api: &Api, key: StreamKey) {
-        let capturing =
-            relaxed(api, || self.mapper.context.with(api, || is_capturing(api, key.handle)).unwrap_or(true));
+        if !matches!(self.look_for_capture(api, key), Ok(false)) {
+            return;
+        }
         let Ok(mut state) = self.lock() else { return };
         let Ok(stream) = state.stream(key) else { return };
         let seq = state.heap.seq();
-        let Some(s) = state.streams.get_mut(stream as usize) else { return };
-        s.capturing = capturing;
-        if capturing || !s.is_uncovered() {
+        if !state.is_uncovered(stream) {
             return;
         }
         drop(state);
@@ -90,7 +100,7 @@ impl Arena {
             if state.covered >= state.heap.seq() {
                 return true;
             }
-            if state.streams.iter().any(|s| s.capturing) {
+            if state.is_captured() {
                 return false;
             }
             state.heap.seq()
@@ -195,7 +205,7 @@ impl Arena {
     fn synchronize(&self, api: &Api) -> Result<()> {
         let seq = {
             let state = self.lock()?;
-            if !state.is_unsettled() || state.streams.iter().any(|s| s.capturing) {
+            if !state.is_unsettled() || state.is_captured() {
                 return Ok(());
             }
             state.heap.seq()
@@ -273,6 +283,7 @@ impl State {
 
     /// Whether freed memory waits for the device, as pending blocks or as free memory of a stream.
     pub fn is_unsettled(&self) -> bool {
-        self.heap.has_pending() || self.streams.iter().skip(1).any(|s| s.last_free > s.done.max(self.done))
+        let mut streams = self.streams.iter().enumerate().skip(1);
+        self.heap.has_pending() || streams.any(|(id, s)| self.heap.last_free(id as StreamId) > s.done.max(self.done))
     }
 }
