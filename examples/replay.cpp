@@ -52,7 +52,8 @@ Row measure(const std::string &path, bool simulated) {
            cell(capped, "create").c_str(), cell(capped, "map").c_str(),
            cell(capped, "recovered").c_str());
   } else {
-    printf("FAILED\n");
+    const double share = capped["events"] / static_cast<double>(trace.events.size());
+    printf("FAILED after %s %% of the calls\n", table::number(share * 100, 0).c_str());
   }
   fflush(stdout);
   if (!open.finished()) row.failure = "on a large device: " + open.failure;

@@ -197,6 +197,19 @@ inline void check_counters(const Cuda &cuda, const pool_stats &now, const Held &
   if (cuda.simulated()) same("reserved_bytes", now.reserved_bytes, cuda.used_bytes(0));
 }
 
+// Compares the pool's peak with the driver's. Where the driver has refused something, it may have
+// given more for a moment: a growth that fails half way is undone.
+inline void check_peak(const Cuda &cuda, uint64_t reserved_peak) {
+  size_t free = 0, total = 0;
+  driver::check(cuda.memory_info(&free, &total), "cuMemGetInfo");
+  const uint64_t given = cuda.peak_bytes(0);
+  const bool plenty = given < total / 2;
+  if (plenty ? reserved_peak != given : reserved_peak > given) {
+    throw std::runtime_error("reserved_bytes_peak is " + std::to_string(reserved_peak) +
+                             ", the driver counted " + std::to_string(given));
+  }
+}
+
 // Shows how far a replay is, where someone is looking.
 class Progress {
  public:
@@ -313,9 +326,7 @@ inline void replay(const std::string &path, bool pooled, uint64_t limit, Result 
     numbers["unmap"] = static_cast<double>(stats.driver_unmap_calls);
     numbers["sync"] = static_cast<double>(stats.driver_sync_calls);
     numbers["recovered"] = static_cast<double>(stats.oom_recovered_count);
-    if (cuda.peak_bytes != nullptr && stats.reserved_bytes_peak != cuda.peak_bytes(0)) {
-      throw std::runtime_error("reserved_bytes_peak is not what the driver counted");
-    }
+    if (cuda.peak_bytes != nullptr) check_peak(cuda, stats.reserved_bytes_peak);
   };
   play_through(trace, cuda, pooling, inspect, settle, result);
   size_t released = 0;
