@@ -116,7 +116,7 @@ tests! {
         // A pageable source may be changed as soon as the call returns.
         let s = cu.stream(1);
         let mut word = 5u32;
-        ok(cu.cudasim_spin(s, 20_000));
+        ok(cu.cudasim_spin(s, 150_000));
         ok(cu.cuMemcpyHtoDAsync_v2(a, (&raw const word).cast(), 4, s));
         word = 6;
         ok(cu.cuMemcpyDtoHAsync_v2((&raw mut word).cast(), a, 4, s));
@@ -203,7 +203,7 @@ tests! {
         assert_eq!(cu.cudasim_used_bytes(0), 0, "it is not device memory");
         // Copies from pinned memory read it when they run.
         let (s, block) = (cu.stream(1), cu.alloc(4096));
-        ok(cu.cudasim_spin(s, 20_000));
+        ok(cu.cudasim_spin(s, 150_000));
         ok(cu.cuMemcpyHtoDAsync_v2(block, pinned as *const c_void, 4, s));
         // SAFETY: the driver just gave it out.
         unsafe { (pinned as *mut u32).write_volatile(77) };

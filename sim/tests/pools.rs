@@ -4,7 +4,7 @@ mod common;
 use common::*;
 
 const INVALID: i32 = 1;
-const BUSY_US: u64 = 20_000;
+const BUSY_US: u64 = 150_000;
 
 const POOL: PoolProperties = PoolProperties {
     kind: 1,

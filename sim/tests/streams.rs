@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-const BUSY_US: u64 = 30_000;
+const BUSY_US: u64 = 200_000;
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 const NOT_READY: i32 = 600;

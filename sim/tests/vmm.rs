@@ -78,7 +78,7 @@ tests! {
         let cu = Cuda::start();
         let s = cu.stream(1);
         let base = cu.mapped(2 * CHUNK);
-        ok(cu.cudasim_spin(s, 20_000));
+        ok(cu.cudasim_spin(s, 150_000));
         ok(cu.cuMemsetD32Async(base + STEP, 1, 1, s));
         ok(cu.cuMemUnmap(base, 2 * CHUNK));
         assert_eq!(cu.cudasim_misuse_count(), 1);
@@ -90,7 +90,7 @@ tests! {
         let cu = Cuda::start();
         let s = cu.stream(1);
         let (base, other) = (cu.mapped(CHUNK), cu.mapped(CHUNK));
-        ok(cu.cudasim_poke(s, base, 3, 16, 20_000));
+        ok(cu.cudasim_poke(s, base, 3, 16, 150_000));
         ok(cu.cuMemUnmap(other, CHUNK));
         ok(cu.cuStreamSynchronize(s));
         assert_eq!((peek(base + 60), cu.cudasim_misuse_count()), (3, 0));
