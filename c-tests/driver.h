@@ -199,7 +199,7 @@ static inline void check_stats_at(int device, int expect_idle, const char *file,
   pool_stats stats = stats_of(device);
   check_identity(&stats, file, line);
   if (on_sim()) {
-    check_equal((uint64_t)sim.used_bytes(device), stats.reserved_bytes, "the driver's bytes are not `reserved` but",
+    check_equal(stats.reserved_bytes, (uint64_t)sim.used_bytes(device), "`reserved` is not what the driver says but",
                 file, line);
   }
   if (expect_idle) {

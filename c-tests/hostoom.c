@@ -102,12 +102,10 @@ static int may(int status) {
   return status == POOL_OK || status == POOL_ERROR_HOST_OUT_OF_MEMORY;
 }
 
-enum { EXIT_BEYOND = 42 };
-
-static void start_failing(uint64_t nth, int sticky) {
+static void start_failing(const struct trouble *trouble) {
   allocations = 0;
-  fail_sticky = sticky;
-  fail_at = nth;
+  fail_sticky = trouble->sticky;
+  fail_at = (uint64_t)trouble->nth;
 }
 
 /* Whether the failure came. */
@@ -118,12 +116,12 @@ static int stop_failing(void) {
 }
 
 /* From the very first call on, in a process that has not used the library. */
-static int first_use(uint64_t nth, int sticky) {
+static int first_use(const struct trouble *trouble) {
   void *block = (void *)0x5a5a;
   pool_options options;
   int status, struck;
   driver_start(0);
-  start_failing(nth, sticky);
+  start_failing(trouble);
   memset(&options, 0, sizeof options);
   options.struct_size = sizeof options;
   status = pool_options_init(&options);
@@ -137,75 +135,52 @@ static int first_use(uint64_t nth, int sticky) {
   CHECK_STATUS(POOL_OK, pool_alloc(&block, 5000));
   CHECK_STATUS(POOL_OK, pool_free(block));
   CHECK_TRIMS_TO_ZERO(0);
-  return check_failures != 0 ? driver_result() : struck ? driver_result() : EXIT_BEYOND;
+  return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 
 /* A library that is in use, and grows: new streams, new sizes, the ladder. */
-static int later_use(uint64_t nth, int sticky) {
+static int later_use(const struct trouble *trouble) {
   struct scenario run;
   int struck;
-  driver_start(0);
-  if (!on_sim()) {
-    return EXIT_SKIPPED;
-  }
-  sim.set_memory(0, SCENARIO_DEVICE_MIB * MIB);
   run.free_may = free_may;
   run.may = may;
-  run.one = new_stream(STREAM_NON_BLOCKING);
-  run.two = new_stream(STREAM_NON_BLOCKING);
+  scenario_start(&run);
   scenario_keep(&run);
-  start_failing(nth, sticky);
+  start_failing(trouble);
   scenario_run(&run);
   struck = stop_failing();
   scenario_finish(&run);
-  return check_failures != 0 ? driver_result() : struck ? driver_result() : EXIT_BEYOND;
+  return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 
 /* Many live blocks, one by one, so that every table grows; then all frees without any memory. */
-static int many_blocks(uint64_t nth, int sticky) {
+static int many_blocks(const struct trouble *trouble) {
   enum { MOST = 3000 };
+  static const struct trouble always = {"host allocation", 1, 1, 0};
   static void *blocks[MOST];
   int got = 0, i, struck;
   driver_start(0);
-  start_failing(nth, sticky);
+  start_failing(trouble);
   for (i = 0; i < MOST; i++) {
     int status = pool_alloc(&blocks[got], 512 + (size_t)(i % 40) * 1000);
     CHECK(may(status));
     got += status == POOL_OK;
   }
   struck = stop_failing();
-  start_failing(1, 1);
+  start_failing(&always);
   for (i = 0; i < got; i++) {
     CHECK_STATUS(POOL_OK, pool_free(blocks[i]));
   }
   stop_failing();
   CHECK_TRIMS_TO_ZERO(0);
-  return check_failures != 0 ? driver_result() : struck ? driver_result() : EXIT_BEYOND;
+  return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 
-/* Fails each allocation of a scenario in turn, each in a process of its own, until it has no more. */
-static void every_allocation_fails(int (*scenario)(uint64_t, int)) {
-  enum { MOST = 2000 };
-  int sticky, broken = 0;
-  for (sticky = 0; sticky < 2; sticky++) {
-    int nth, result = 0;
-    for (nth = 1; nth < MOST && broken < 10; nth++) {
-      pid_t child = fork();
-      if (child == 0) {
-        check_start_child();
-        _exit(scenario((uint64_t)nth, sticky));
-      }
-      result = wait_for_exit(child);
-      if (result == EXIT_BEYOND || result == EXIT_SKIPPED) {
-        break;
-      }
-      if (!CHECK_EQ(result, 0)) {
-        fprintf(stderr, "  ... with host allocation %d failing%s\n", nth, sticky ? ", and all after it" : "");
-        broken++;
-      }
-    }
-    CHECK(result == EXIT_BEYOND || result == EXIT_SKIPPED || broken > 0);
-  }
+static void every_allocation_fails(int (*child)(const struct trouble *)) {
+  struct trouble trouble = {"host allocation", 0, 0, 0};
+  scenario_each(child, trouble, 0);
+  trouble.sticky = 1;
+  scenario_each(child, trouble, 0);
 }
 
 static void first_use_without_memory(void) {

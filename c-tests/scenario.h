@@ -10,6 +10,43 @@
 
 enum { SCENARIO_DEVICE_MIB = 96, SCENARIO_MOST = 32 };
 
+/* What goes wrong: the nth call of a function, or the nth allocation; with `sticky`, all from there on. */
+struct trouble {
+  const char *name;
+  int nth, sticky, code;
+};
+
+/* A child's exit code where there is no nth call any more. */
+enum { EXIT_BEYOND = 42 };
+
+/* Runs `child` for each nth, in a process of its own each, so that what one fault leaves behind is not another's. This
+ * process must not have used the driver. After the first ones some are left out: `thinning` 8 leaves out an eighth more
+ * each time, 0 none. */
+static inline void scenario_each(int (*child)(const struct trouble *), struct trouble trouble, int thinning) {
+  enum { MOST = 3000, BROKEN = 2 };
+  int result = 0, broken = 0;
+  for (trouble.nth = 1; trouble.nth < MOST && broken < BROKEN;
+       trouble.nth += 1 + (thinning > 0 ? trouble.nth / thinning : 0)) {
+    pid_t pid = fork();
+    if (pid == 0) {
+      check_start_child();
+      alarm(60);
+      _exit(child(&trouble));
+    }
+    result = wait_for_exit(pid);
+    if (result == EXIT_BEYOND || result == EXIT_SKIPPED) {
+      return;
+    }
+    if (result != 0) {
+      broken++;
+      __atomic_add_fetch(&check_failures, 1, __ATOMIC_SEQ_CST);
+      fprintf(stderr, "  ... child ended with %d: %s fails %s call %d with %d\n", result, trouble.name,
+              trouble.sticky ? "from" : "in", trouble.nth, trouble.code);
+    }
+  }
+  CHECK(broken > 0 || trouble.nth < MOST);
+}
+
 struct scenario {
   /* What may be answered while there is trouble: by frees, and by everything else. */
   int (*free_may)(int status);
@@ -22,6 +59,23 @@ struct scenario {
   void *left[SCENARIO_MOST];
   int left_count;
 };
+
+/* Driver, a small device, streams. The rest of the struct is the caller's. */
+static inline void scenario_start(struct scenario *run) {
+  pool_options options;
+  driver_start(0);
+  if (!on_sim()) {
+    printf("skipped: needs the simulated driver\n");
+    exit(EXIT_SKIPPED);
+  }
+  /* Where trouble keeps memory from settling, the wait for it need not be long. */
+  options = default_options();
+  options.settle_ms = 30;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  sim.set_memory(0, SCENARIO_DEVICE_MIB * MIB);
+  run->one = new_stream(STREAM_NON_BLOCKING);
+  run->two = new_stream(STREAM_NON_BLOCKING);
+}
 
 static inline void scenario_keep(struct scenario *run) {
   static const size_t keep_sizes[3] = {700, 100000, 3 << 20};
