@@ -21,6 +21,8 @@ pub struct Calls {
     pub map: u64,
     pub unmap: u64,
     pub sync: u64,
+    /// Bytes that a failed [`Mapper::place`] held for a moment.
+    pub created: u64,
 }
 
 impl Calls {

@@ -96,14 +96,15 @@ impl Regions {
                 *delta = address.wrapping_sub(off);
             }
         }
-        let at = self.chunks.partition_point(|r| r.address < address);
+        // Behind one of the same address: that one is being given back, and the driver was faster than its booking.
+        let at = self.chunks.partition_point(|r| r.address <= address);
         self.chunks.insert(at, Region { address, len, off });
         off
     }
 
-    /// Forgets the chunk at `address`.
-    pub fn remove(&mut self, address: u64) {
-        let Ok(at) = self.chunks.binary_search_by_key(&address, |r| r.address) else { return };
+    /// Forgets the chunk at offset `off`.
+    pub fn remove(&mut self, off: u64) {
+        let Some(at) = self.chunks.iter().position(|r| r.off == off) else { return };
         let region = self.chunks.remove(at);
         let first = region.off.saturating_sub(self.range_len()) / SLOT;
         self.vacant.push((first, slots(region.len)));
@@ -147,9 +148,17 @@ mod tests {
             assert_eq!(regions.offset(address + len), None);
         }
         for (address, _) in chunks {
-            regions.remove(address);
+            regions.remove(regions.offset(address).unwrap().0);
             assert_eq!(regions.offset(address), None);
         }
+        // The driver gives an address again before the pool has booked its return.
+        let [old, new] = [0, 0].map(|_: i32| {
+            regions.reserve(1 << 20).unwrap();
+            regions.add(chunks[1].0, 1 << 20)
+        });
+        regions.remove(old);
+        assert_eq!(regions.offset(chunks[1].0), Some((new, new)));
+        regions.remove(new);
         let slots_used = regions.deltas.len();
         regions.reserve(3 << 30).unwrap();
         regions.add(chunks[0].0, 3 << 30);

@@ -150,7 +150,7 @@ impl Mapper {
     pub fn place(&self, api: &Api, address: u64, pieces: &mut [Piece], calls: &mut Calls) -> Result<()> {
         let mut vmm = self.vmm(api, calls);
         // Creation first: it is what fails when the device is full, and nothing has been moved yet.
-        let created = vmm.create_all(pieces)?;
+        vmm.create_all(pieces)?;
         let failed = match vmm.unmap_all(pieces) {
             Ok(()) => vmm.map_all(address, pieces),
             Err(failure) => Some(failure),
@@ -159,10 +159,7 @@ impl Mapper {
         for piece in pieces.iter_mut().filter(|p| p.from == 0) {
             vmm.release(piece.handle);
         }
-        let status = crate::driver::status_of(api, result, call);
-        debug_assert!(created <= pieces.len());
-        // Out of memory for page tables is still out of memory; a chunk that fails otherwise is the driver's failure.
-        Err(status)
+        Err(crate::driver::status_of(api, result, call))
     }
 
     /// Unmaps chunks and gives their memory back. Stops at the first failure; returns how many are gone.
@@ -199,8 +196,7 @@ fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
 }
 
 impl Vmm<'_> {
-    fn create_all(&mut self, pieces: &mut [Piece]) -> Result<usize> {
-        let mut created = 0;
+    fn create_all(&mut self, pieces: &mut [Piece]) -> Result<()> {
         for at in 0..pieces.len() {
             let Some(piece) = pieces.get_mut(at).filter(|p| p.from == 0) else { continue };
             let (result, handle) = self.create(piece.len);
@@ -212,9 +208,9 @@ impl Vmm<'_> {
                 return Err(status);
             }
             piece.handle = handle;
-            created += 1;
+            self.calls.created = self.calls.created.saturating_add(piece.len);
         }
-        Ok(created)
+        Ok(())
     }
 
     /// Unmaps the pieces that are mapped elsewhere; on failure those already unmapped are restored.

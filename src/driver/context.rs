@@ -56,28 +56,25 @@ pub fn current_or_primary(api: &Api) -> Result<Context> {
 
 /// What is to be known of a context that is current or was named by the driver.
 pub fn of(api: &Api, handle: Ctx, device: i32) -> Result<Context> {
-    let context = Context { handle, device, id: id_of(api, handle), primary: false };
-    if api_version(api, handle) {
-        return Ok(Context { primary: is_active_primary(api, handle, device)?, ..context });
+    if is_dead(api, handle) {
+        // A primary context that was reset stays current and dead until somebody retains it again.
+        let revived = primary(api, device)?;
+        if revived.handle == handle {
+            return Ok(revived);
+        }
+        bail!(POOL_ERROR_CONTEXT_LOST, "the current context was destroyed");
     }
-    // A primary context that was reset stays current and dead until somebody retains it again.
-    let revived = primary(api, device)?;
-    if revived.handle == handle {
-        return Ok(revived);
-    }
-    bail!(POOL_ERROR_CONTEXT_LOST, "the current context was destroyed")
+    // Asking for the primary context's handle means retaining it, so an inactive one is not asked for.
+    let primary = !is_primary_inactive(api, device) && primary(api, device)?.handle == handle;
+    Ok(Context { handle, device, id: id_of(api, handle), primary })
 }
 
-/// Whether the handle is that of the device's primary context. Asking means retaining, so an inactive one is not asked.
-fn is_active_primary(api: &Api, handle: Ctx, device: i32) -> Result<bool> {
-    Ok(is_primary_active(api, device) && primary(api, device)?.handle == handle)
-}
-
-fn is_primary_active(api: &Api, device: i32) -> bool {
+/// Whether the driver says that the device's primary context is inactive. A failure to say is none.
+fn is_primary_inactive(api: &Api, device: i32) -> bool {
     let (mut flags, mut active) = (0, 0);
     // SAFETY: the pointers are to locals.
     let result = unsafe { (api.primary_state)(device, &mut flags, &mut active) };
-    result == code::SUCCESS && active != 0
+    result == code::SUCCESS && active == 0
 }
 
 fn id_of(api: &Api, handle: Ctx) -> Option<u64> {
@@ -86,10 +83,12 @@ fn id_of(api: &Api, handle: Ctx) -> Option<u64> {
     (unsafe { api.ctx_id?(handle, &mut id) } == code::SUCCESS).then_some(id)
 }
 
-fn api_version(api: &Api, handle: Ctx) -> bool {
+/// Whether the driver says that the context is destroyed or inactive. A failure to say is none.
+fn is_dead(api: &Api, handle: Ctx) -> bool {
     let mut version = 0;
-    // SAFETY: the pointer is to a local; the driver answers 201 for destroyed and inactive contexts.
-    unsafe { (api.ctx_api_version)(handle, &mut version) == code::SUCCESS }
+    // SAFETY: the pointer is to a local; the driver answers for destroyed and inactive contexts with an error.
+    let result = unsafe { (api.ctx_api_version)(handle, &mut version) };
+    matches!(result, code::INVALID_CONTEXT | code::CONTEXT_IS_DESTROYED)
 }
 
 impl Context {
@@ -98,11 +97,13 @@ impl Context {
         self.primary
     }
 
-    /// Whether this life of the context goes on.
+    /// Whether this life of the context goes on, as far as the driver can tell.
     pub fn is_alive(&self, api: &Api) -> bool {
-        api_version(api, self.handle)
-            && (!self.primary || is_primary_active(api, self.device))
-            && (self.id.is_none() || id_of(api, self.handle) == self.id)
+        let other_life = || match (self.id, id_of(api, self.handle)) {
+            (Some(then), Some(now)) => then != now,
+            _ => false,
+        };
+        !is_dead(api, self.handle) && !(self.primary && is_primary_inactive(api, self.device)) && !other_life()
     }
 
     /// Calls `f` with this context current, and leaves the calling thread as it was.

@@ -5,7 +5,7 @@
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -14,6 +14,25 @@ const HELD: u32 = 1;
 static NAP_TIME: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// How often a thread looks again before it sleeps: about as long as the pool holds the lock.
 const SPINS: u32 = 100;
+
+/// What the C library says of itself: whether the process has never had a second thread (glibc from 2.32).
+static SINGLE_THREADED: AtomicPtr<u8> = AtomicPtr::new(&raw const MANY_THREADS as *mut u8);
+static MANY_THREADS: u8 = 0;
+
+/// Finds out whether the C library can tell that there is one thread only.
+pub fn ask_for_threads() {
+    // SAFETY: looks up a name; a data symbol of one byte, if there is one.
+    let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
+    if !symbol.is_null() {
+        SINGLE_THREADED.store(symbol.cast(), Relaxed);
+    }
+}
+
+#[inline]
+fn is_single_threaded() -> bool {
+    // SAFETY: our own byte, or the C library's. It changes only when this thread makes another one, or, back, when none is left.
+    unsafe { SINGLE_THREADED.load(Relaxed).read_volatile() != 0 }
+}
 
 /// See the module.
 pub struct Lock<T> {
@@ -40,7 +59,15 @@ impl<T> Lock<T> {
 
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
-        if self.word.swap(HELD, Acquire) != FREE {
+        // With one thread there is nobody to race with, and an atomic exchange is most of what a cached call costs.
+        let taken = if is_single_threaded() {
+            let before = self.word.load(Relaxed);
+            self.word.store(HELD, Relaxed);
+            before
+        } else {
+            self.word.swap(HELD, Acquire)
+        };
+        if taken != FREE {
             self.wait();
         }
         Guard { lock: self, _here: core::marker::PhantomData }

@@ -11,7 +11,7 @@ pub mod table;
 use crate::error::{Result, Status, bail, fail};
 use crate::host::without_failing;
 use core::ffi::{CStr, c_char, c_int};
-use core::sync::atomic::{AtomicI32, Ordering::*};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use lock::Lock;
 use std::sync::OnceLock;
 pub use table::{Api, Ctx, CuResult, Event, Stream};
@@ -29,6 +29,7 @@ pub mod code {
     pub const CONTEXT_IS_DESTROYED: i32 = 709;
     pub const NOT_SUPPORTED: i32 = 801;
     pub const SYSTEM_DRIVER_MISMATCH: i32 = 803;
+    pub const CAPTURE_IMPLICIT: i32 = 906;
 }
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
@@ -37,6 +38,9 @@ const CAPTURE_RELAXED: u32 = 2;
 static API: OnceLock<Api> = OnceLock::new();
 static LOADING: Lock<()> = Lock::new(());
 static DEVICES: AtomicI32 = AtomicI32::new(0);
+/// A result of `cuInit` that another try would not change: drivers leave file descriptors open at each.
+static REFUSED: AtomicI32 = AtomicI32::new(code::SUCCESS);
+static LARGEST_DEVICE: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// The driver, if it has been initialised.
 #[inline]
@@ -49,7 +53,12 @@ pub fn device_count() -> i32 {
     DEVICES.load(Relaxed)
 }
 
-/// The driver, initialised at first use. A failure is answered anew each time: the next call may find a driver.
+/// Bytes of the largest device: what no request can exceed.
+pub fn largest_device() -> u64 {
+    LARGEST_DEVICE.load(Relaxed)
+}
+
+/// The driver, initialised at first use. After a failure that can pass the next call tries again.
 pub fn api() -> Result<&'static Api> {
     lifecycle::check_running()?;
     if let Some(api) = API.get() {
@@ -68,10 +77,16 @@ pub fn api() -> Result<&'static Api> {
             result => return Err(refused(&api, result, "cuDriverGetVersion")),
         }
     };
-    // SAFETY: flags must be 0.
-    match unsafe { (api.init)(0) } {
-        code::SUCCESS => {}
-        result => return Err(refused(&api, result, "cuInit")),
+    let result = match REFUSED.load(Relaxed) {
+        // SAFETY: flags must be 0.
+        code::SUCCESS => unsafe { (api.init)(0) },
+        refused_before => refused_before,
+    };
+    if result != code::SUCCESS {
+        if matches!(result, code::NO_DEVICE | code::STUB_LIBRARY | code::SYSTEM_DRIVER_MISMATCH) {
+            REFUSED.store(result, Relaxed);
+        }
+        return Err(refused(&api, result, "cuInit"));
     }
     let mut devices: c_int = 0;
     // SAFETY: the pointer is to a local.
@@ -82,8 +97,22 @@ pub fn api() -> Result<&'static Api> {
     }
     api.cut_to_version(version);
     DEVICES.store(devices, Relaxed);
+    let mut largest = 0;
+    for device in 0..devices {
+        largest = total_memory(&api, device)?.max(largest);
+    }
+    LARGEST_DEVICE.store(largest, Relaxed);
     lifecycle::watch();
+    lock::ask_for_threads();
     Ok(API.get_or_init(|| api))
+}
+
+/// Bytes of a device.
+pub fn total_memory(api: &Api, device: i32) -> Result<u64> {
+    let mut total = 0usize;
+    // SAFETY: the pointer is to a local.
+    check(api, unsafe { (api.device_total_mem)(&mut total, device) }, "cuDeviceTotalMem")?;
+    Ok(total as u64)
 }
 
 /// Opens the library and looks its functions up.
@@ -178,13 +207,16 @@ pub fn relaxed<R>(api: &Api, f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Whether the stream is being captured. One whose state cannot be told counts as such: the caller then keeps to what is
-/// allowed in a capture.
-pub fn is_capturing(api: &Api, stream: Stream) -> bool {
+/// Whether the stream is being captured; `None` if the driver cannot tell.
+pub fn is_capturing(api: &Api, stream: Stream) -> Option<bool> {
     let mut status = 0;
     // SAFETY: the stream is the caller's own, in a call that carries it, or a default stream's handle.
-    let result = unsafe { (api.stream_capturing)(stream, &mut status) };
-    result != code::SUCCESS || status != 0
+    match unsafe { (api.stream_capturing)(stream, &mut status) } {
+        code::SUCCESS => Some(status != 0),
+        // The legacy stream says so of the streams that it waits for.
+        code::CAPTURE_IMPLICIT => Some(true),
+        _ => None,
+    }
 }
 
 /// Whether the stream does not synchronise with the legacy stream. One that cannot be told counts as such.

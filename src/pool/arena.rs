@@ -212,6 +212,8 @@ impl Arena {
     /// Allocates from what is idle, or climbs the ladder.
     pub fn allocate(&self, api: &Api, want: &Want) -> Result<u64> {
         if want.size > self.total {
+            let mut state = self.lock()?;
+            state.counters.oom = state.counters.oom.wrapping_add(1);
             bail!(
                 POOL_ERROR_OUT_OF_MEMORY,
                 "out of memory: {} bytes were requested, and device {} has {} in all",

@@ -18,8 +18,10 @@ use std::time::Instant;
 /// A growth is made of about this many chunks: the driver's cost goes with their number, but large ones are trapped by small
 /// survivors more easily.
 const PIECES_PER_GROWTH: u64 = 16;
-/// `cuMemAlloc` chunks for small requests; larger ones get what they ask for in whole pages.
-const MALLOC_CHUNK: u64 = 32 << 20;
+/// Requests of up to this many bytes share `cuMemAlloc` chunks of [`SHARED_CHUNK`]; larger ones get chunks of their own size, because
+/// nothing can be unmapped from between two survivors here.
+const SHARED_MOST: u64 = 2 << 20;
+const SHARED_CHUNK: u64 = 16 << 20;
 
 /// What became of an attempt to get more memory.
 enum Attempt {
@@ -193,6 +195,7 @@ impl Arena {
             }
         }
         if let Err(status) = placed {
+            state.heap.note_mapped(calls.created);
             state.heap.abort_map(busy, &plan);
             return if status == Status::POOL_ERROR_OUT_OF_MEMORY {
                 Ok(Attempt::Refused)
@@ -214,8 +217,7 @@ impl Arena {
 
     fn grow_by_malloc(&self, api: &Api, want: &Want) -> Result<Attempt> {
         let Some(exact) = malloc_bytes(want) else { return Ok(Attempt::Refused) };
-        let roomy =
-            if want.own_allocation { exact } else { exact.max(MALLOC_CHUNK.min(exact.saturating_mul(16))) };
+        let roomy = if want.own_allocation || exact > SHARED_MOST { exact } else { SHARED_CHUNK };
         for len in if roomy > exact { [roomy, exact] } else { [exact, 0] } {
             if len == 0 {
                 break;
@@ -288,9 +290,10 @@ impl Arena {
         let mut released = 0u64;
         for (at, ((chunk, node), piece)) in nodes.iter().zip(&pieces).enumerate() {
             if at < gone {
+                let off = state.heap.chunk(*chunk).map_or(u64::MAX, |c| c.off);
                 state.heap.commit_unmap(*node, *chunk);
                 if !self.has_in_range(piece.from) {
-                    state.regions.remove(piece.handle);
+                    state.regions.remove(off);
                 }
                 released = released.saturating_add(piece.len);
             } else {
@@ -566,7 +569,7 @@ impl State {
         let off = self.regions.add(address, len);
         let own = want.own_allocation.then_some(info);
         if self.heap.add_chunk_region(off, len, address, own).is_err() {
-            self.regions.remove(address);
+            self.regions.remove(off);
             return Err(host_oom(NoHostMemory));
         }
         if want.own_allocation {

@@ -160,8 +160,10 @@ pub fn allocate(request: &Request) -> Result<u64> {
 
 /// Sizes that no device has, before the driver is asked anything.
 fn check_size(size: u64) -> Result<()> {
-    if size > MAX_SIZE {
-        bail!(POOL_ERROR_OUT_OF_MEMORY, "out of memory: {size} bytes are more than any device has");
+    let largest = driver::largest_device().min(MAX_SIZE);
+    if size > largest {
+        registry::count_oom();
+        bail!(POOL_ERROR_OUT_OF_MEMORY, "out of memory: {size} bytes were requested, and the largest device has {largest}");
     }
     Ok(())
 }

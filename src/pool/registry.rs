@@ -8,7 +8,7 @@ use super::{config, host_oom};
 use crate::arena::Mapper;
 use crate::driver::context::{self, Context};
 use crate::driver::lock::Lock;
-use crate::driver::{self, Api, check};
+use crate::driver::{self, Api};
 use crate::error::{Result, Status, bail, fail};
 use crate::heap::NoHostMemory;
 use crate::logging::log_line;
@@ -25,7 +25,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 static ONLY: AtomicPtr<Arena> = AtomicPtr::new(ptr::null_mut());
 static ADDING: Lock<()> = Lock::new(());
 
-/// All arenas, newest first: an address that the driver gave again is the newer one's.
+/// All arenas, newest first.
 pub fn all() -> impl Iterator<Item = &'static Arena> {
     let count = COUNT.load(Acquire).min(MOST);
     ARENAS.iter().take(count).rev().filter_map(|slot| {
@@ -53,8 +53,19 @@ pub fn by_address(address: u64) -> Result<&'static Arena> {
     if let Some(arena) = only().filter(|a| a.has_in_range(address)) {
         return Ok(arena);
     }
-    let found = all().find(|a| a.has_in_range(address)).or_else(|| all().find(|a| a.has_in_chunks(address)));
+    // `cuMemAlloc` addresses of a context that is gone may be given again, so the living are asked first.
+    let living = || all().filter(|a| !a.is_lost());
+    let found = all().find(|a| a.has_in_range(address));
+    let found = found.or_else(|| living().find(|a| a.has_in_chunks(address)));
+    let found = found.or_else(|| all().find(|a| a.has_in_chunks(address)));
     found.ok_or_else(|| super::arena::not_a_block(address))
+}
+
+/// Counts an out-of-memory answer that no arena was asked for, because asking which one would be a driver call.
+pub fn count_oom() {
+    if let Some(Ok(mut state)) = all().find(|a| !a.is_lost()).map(Arena::lock) {
+        state.counters.oom = state.counters.oom.wrapping_add(1);
+    }
 }
 
 /// A lost arena serves no call any more.
@@ -115,10 +126,7 @@ fn add(api: &Api, context: Context) -> Result<&'static Arena> {
         old.lose(api);
     }
     let options = config()?;
-    let mut total = 0usize;
-    // SAFETY: the pointer is to a local.
-    check(api, unsafe { (api.device_total_mem)(&mut total, context.device) }, "cuDeviceTotalMem")?;
-    let total = total as u64;
+    let total = driver::total_memory(api, context.device)?;
     let mapper = match options.backend {
         Backend::Malloc => Mapper::with_malloc(context),
         Backend::Vmm => Mapper::with_range(api, context, total)?,

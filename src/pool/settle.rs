@@ -48,11 +48,12 @@ impl Arena {
     /// not tell: for non-blocking streams.
     pub fn look_for_capture(&self, api: &Api, key: StreamKey) -> Result<bool> {
         let capturing = self.mapper.context.with(api, || is_capturing(api, key.handle))?;
-        let hidden = capturing && is_non_blocking(api, key.handle);
+        let hidden = capturing == Some(true) && is_non_blocking(api, key.handle);
         let mut state = self.lock()?;
         let stream = state.stream(key).map_err(host_oom)?;
         state.set_captured(stream, hidden);
-        Ok(capturing)
+        // Where the driver cannot tell, the caller keeps to what is allowed in a capture.
+        Ok(capturing.unwrap_or(true))
     }
 
     /// Records a mark on the stream that the current call carries. Does nothing while the stream is captured: the event would become
@@ -130,9 +131,8 @@ impl Arena {
 
     /// Whether a blocking stream of the context is captured; the legacy stream tells without harm.
     fn legacy_is_captured(&self, api: &Api) -> bool {
-        relaxed(api, || {
-            self.mapper.context.with(api, || is_capturing(api, super::order::LEGACY)).unwrap_or(true)
-        })
+        let asked = self.mapper.context.with(api, || is_capturing(api, super::order::LEGACY));
+        asked.ok().flatten().unwrap_or(true)
     }
 
     /// Asks about marks, and settles what they covered. True if any was complete.
