@@ -35,16 +35,57 @@ impl Calls {
     }
 }
 
-/// A chunk on its way into a range.
+/// A chunk on its way into a range, or out of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub len: u64,
-    /// Its handle; 0 for one that is still to be created.
+    /// Its handle, 0 for one that is still to be created; for `cuMemAlloc` memory its address.
     pub handle: u64,
     /// Where it is mapped now; 0 for nowhere.
     pub from: u64,
-    /// Set by a failed [`Mapper::place`]: it could not be put back where it was, and its memory was given back.
-    pub lost: bool,
+    /// What the driver refused to undo.
+    pub left: Left,
+}
+
+impl Piece {
+    /// A chunk that is still to be created.
+    pub fn fresh(len: u64) -> Piece {
+        Piece { len, handle: 0, from: 0, left: Left::Nothing }
+    }
+
+    /// A chunk that is mapped at `from`.
+    pub fn mapped(len: u64, handle: u64, from: u64) -> Piece {
+        Piece { len, handle, from, left: Left::Nothing }
+    }
+}
+
+/// What is left of a chunk after an operation that failed, and whose undoing failed too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// As it should be.
+    Nothing,
+    /// A moved chunk that could not be put back; its memory was returned.
+    Hole,
+    /// It is mapped nowhere, but its memory could not be returned.
+    Memory,
+    /// It is mapped in the new range, which could not be unmapped.
+    Mapping,
+    /// It is mapped where it was, but without access, and could not be unmapped again.
+    Stuck,
+}
+
+/// Chunks that the driver would neither use nor take back, to be tried again.
+pub struct Debris {
+    /// The range in which those marked [`Left::Mapping`] are, and how much of it.
+    pub address: u64,
+    pub mapped: u64,
+    pub pieces: Vec<Piece>,
+}
+
+impl Debris {
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().fold(0, |sum, p| sum.saturating_add(p.len))
+    }
 }
 
 /// A range of device addresses, reserved for good: a stale pointer into it can always be told.

@@ -4,11 +4,10 @@
 //! whole; a mapping has no access until it is set; an unmap does not wait for the device, so nothing may use the
 //! range any more; a handle's memory is gone when neither references nor mappings are left. None of them needs a context.
 
-use super::{Calls, Mapper, Piece, Range};
+use super::{Calls, Debris, Left, Mapper, Piece, Range};
 use crate::driver::{Api, CuResult, check, code};
 use crate::error::{Result, Status, bail};
 use crate::heap::PAGE;
-use crate::logging::log_line;
 use cudarc::driver::sys::{
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
@@ -131,11 +130,21 @@ impl Vmm<'_> {
         if mapped && self.allow(piece.from, piece.len) == code::SUCCESS {
             return;
         }
-        if mapped {
-            self.unmap(piece.from, piece.len);
+        if mapped && self.unmap(piece.from, piece.len) != code::SUCCESS {
+            piece.left = Left::Stuck;
+            return;
         }
-        self.release(piece.handle);
-        piece.lost = true;
+        self.give_up(piece);
+        if piece.left == Left::Nothing {
+            piece.left = Left::Hole;
+        }
+    }
+
+    /// Returns the memory of a chunk that is mapped nowhere.
+    fn give_up(&mut self, piece: &mut Piece) {
+        if self.release(piece.handle) != code::SUCCESS {
+            piece.left = Left::Memory;
+        }
     }
 }
 
@@ -145,8 +154,8 @@ impl Mapper {
     }
 
     /// Fills the range from `address` on with the pieces, in order: creates those without a handle, unmaps those that are
-    /// mapped elsewhere. All or nothing: on failure new memory is returned and moved chunks are back where they were, or
-    /// marked as lost.
+    /// mapped elsewhere. All or nothing: on failure new memory is returned and moved chunks are back where they were. What of
+    /// that the driver refuses is in [`Piece::left`].
     pub fn place(&self, api: &Api, address: u64, pieces: &mut [Piece], calls: &mut Calls) -> Result<()> {
         let mut vmm = self.vmm(api, calls);
         // Creation first: it is what fails when the device is full, and nothing has been moved yet.
@@ -156,43 +165,52 @@ impl Mapper {
             Err(failure) => Some(failure),
         };
         let Some((result, call)) = failed else { return Ok(()) };
-        for piece in pieces.iter_mut().filter(|p| p.from == 0) {
-            vmm.release(piece.handle);
+        for piece in pieces.iter_mut().filter(|p| p.from == 0 && p.left == Left::Nothing) {
+            vmm.give_up(piece);
         }
         Err(crate::driver::status_of(api, result, call))
     }
 
-    /// Unmaps chunks and gives their memory back. Stops at the first failure; returns how many are gone.
-    pub fn discard(&self, api: &Api, pieces: &[Piece], calls: &mut Calls) -> (usize, Result<()>) {
+    /// Unmaps chunks and gives their memory back. Stops at the first that stays mapped; returns how many do not.
+    pub fn discard(&self, api: &Api, pieces: &mut [Piece], calls: &mut Calls) -> (usize, Result<()>) {
         let mut vmm = self.vmm(api, calls);
         let mut gone = 0;
-        for run in runs(pieces) {
-            let Some(first) = run.first() else { continue };
+        while let Some(run) = pieces.get_mut(gone..).and_then(|rest| runs_mut(rest).next()) {
+            let Some(first) = run.first() else { break };
             let len = run.iter().fold(0, |sum: u64, p| sum.saturating_add(p.len));
             let result = vmm.unmap(first.from, len);
             if result != code::SUCCESS {
                 return (gone, check(api, result, "cuMemUnmap"));
             }
-            for piece in run {
-                // The mapping is gone, so the memory is lost to the pool whatever the release answers.
-                let result = vmm.release(piece.handle);
-                if result != code::SUCCESS {
-                    log_line!(
-                        Error,
-                        "cuMemRelease answered {result}: {} bytes stay with the driver",
-                        piece.len
-                    );
-                }
+            for piece in run.iter_mut() {
+                vmm.give_up(piece);
             }
             gone = gone.saturating_add(run.len());
         }
         (gone, Ok(()))
+    }
+
+    /// Tries again to be rid of what was left. True when nothing is.
+    pub fn clear(&self, api: &Api, debris: &mut Debris, calls: &mut Calls) -> bool {
+        let mut vmm = self.vmm(api, calls);
+        if debris.mapped > 0 {
+            if vmm.unmap(debris.address, debris.mapped) != code::SUCCESS {
+                return false;
+            }
+            debris.mapped = 0;
+        }
+        debris.pieces.retain(|piece| vmm.release(piece.handle) != code::SUCCESS);
+        debris.pieces.is_empty()
     }
 }
 
 /// Splits pieces into runs that lie side by side where they are mapped: one unmap serves a run.
 fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
     pieces.chunk_by(|a, b| a.from.saturating_add(a.len) == b.from)
+}
+
+fn runs_mut(pieces: &mut [Piece]) -> impl Iterator<Item = &mut [Piece]> {
+    pieces.chunk_by_mut(|a, b| a.from.saturating_add(a.len) == b.from)
 }
 
 impl Vmm<'_> {
@@ -202,8 +220,8 @@ impl Vmm<'_> {
             let (result, handle) = self.create(piece.len);
             if result != code::SUCCESS {
                 let status: Status = crate::driver::status_of(self.api, result, "cuMemCreate");
-                for piece in pieces.iter().take(at).filter(|p| p.from == 0) {
-                    self.release(piece.handle);
+                for piece in pieces.iter_mut().take(at).filter(|p| p.from == 0) {
+                    self.give_up(piece);
                 }
                 return Err(status);
             }
@@ -254,8 +272,18 @@ impl Vmm<'_> {
                 result => failed = Some((result, "cuMemSetAccess")),
             }
         }
-        if len > 0 {
-            self.unmap(address, len);
+        if len > 0 && self.unmap(address, len) != code::SUCCESS {
+            // The first so many stay where they are; the rest was not mapped.
+            let mut end = 0u64;
+            for piece in pieces.iter_mut() {
+                end = end.saturating_add(piece.len);
+                if end <= len {
+                    piece.left = Left::Mapping;
+                } else if piece.from != 0 {
+                    self.restore(piece);
+                }
+            }
+            return failed;
         }
         for piece in pieces.iter_mut().filter(|p| p.from != 0) {
             self.restore(piece);

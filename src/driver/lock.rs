@@ -54,7 +54,12 @@ pub struct Guard<'a, T> {
 
 impl<T> Lock<T> {
     pub const fn new(value: T) -> Self {
-        Lock { word: AtomicU32::new(FREE), sleepers: AtomicU32::new(0), broken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Lock {
+            word: AtomicU32::new(FREE),
+            sleepers: AtomicU32::new(0),
+            broken: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
     }
 
     #[inline]

@@ -28,6 +28,8 @@ pub struct Chunks {
     array: Vec<Chunk>,
     blank: u32,
     blanks: usize,
+    /// Blank records that growths under way will take.
+    promised: usize,
 }
 
 /// Where memory is to be mapped so that a request fits.
@@ -46,30 +48,39 @@ pub struct Growth {
 
 impl Chunks {
     pub const fn new() -> Self {
-        Chunks { array: Vec::new(), blank: NIL, blanks: 0 }
+        Chunks { array: Vec::new(), blank: NIL, blanks: 0, promised: 0 }
     }
 
     pub fn get(&self, id: u32) -> Option<&Chunk> {
         self.array.get(id as usize)
     }
 
-    fn reserve(&mut self, count: usize) -> Result<(), NoHostMemory> {
-        while self.blanks < count {
+    /// Makes sure that `count` chunks can be added later, whatever others add before.
+    fn promise(&mut self, count: usize) -> Result<(), NoHostMemory> {
+        let wanted = self.promised.saturating_add(count);
+        while self.blanks < wanted {
             self.array.try_reserve(1).map_err(|_| NoHostMemory)?;
             let id = self.array.len() as u32;
             self.array.push(Chunk { off: 0, len: 0, token: 0, own: false, seq: 0, next: self.blank });
             self.blank = id;
             self.blanks = self.blanks.saturating_add(1);
         }
+        self.promised = wanted;
         Ok(())
     }
 
+    fn break_promise(&mut self, count: u64) {
+        self.promised = self.promised.saturating_sub(count as usize);
+    }
+
+    /// Adds a chunk that was promised.
     fn add(&mut self, chunk: Chunk) -> u32 {
         let id = self.blank;
         debug_assert_ne!(id, NIL, "a chunk was added that was not reserved");
         if let Some(slot) = self.array.get_mut(id as usize) {
             self.blank = slot.next;
             self.blanks = self.blanks.saturating_sub(1);
+            self.promised = self.promised.saturating_sub(1);
             *slot = chunk;
         }
         id
@@ -178,7 +189,6 @@ impl Heap {
     pub fn begin_map(&mut self, plan: &Growth, len: u64, pieces: usize) -> Result<NodeId, NoHostMemory> {
         let end = plan.off.saturating_add(len);
         self.nodes.reserve(2)?;
-        self.chunks.reserve(pieces)?;
         self.pages.reserve_start(plan.off)?;
         self.pages.reserve_start(end.saturating_sub(1))?;
         self.pages.reserve_chunks(plan.off, len)?;
@@ -186,6 +196,7 @@ impl Heap {
         if end < hole.end() {
             self.pages.reserve_start(end)?;
         }
+        self.chunks.promise(pieces)?;
         self.unlink_hole(plan.hole);
         let mut id = plan.hole;
         if plan.off > hole.off {
@@ -196,11 +207,12 @@ impl Heap {
             let rest = self.cut(id, end);
             self.link_hole(rest);
         }
-        self.nodes.at(id).kind = Kind::Busy;
+        let node = self.nodes.at(id);
+        (node.kind, node.requested) = (Kind::Busy, pieces as u64);
         for neighbour in plan.neighbours {
             if neighbour != NIL {
                 self.unlink_free(neighbour);
-                self.nodes.at(neighbour).kind = Kind::Busy;
+                self.set_busy(neighbour);
             }
         }
         Ok(id)
@@ -215,13 +227,15 @@ impl Heap {
         pieces: impl Iterator<Item = (u64, u64)>,
         stream: StreamId,
     ) {
-        let Node { off, len, .. } = *self.nodes.get(busy);
+        let Node { off, len, requested: mut promised, .. } = *self.nodes.get(busy);
         let mut at = off;
         for (piece, token) in pieces {
             let id = self.chunks.add(Chunk { off: at, len: piece, token, own: false, seq: 0, next: NIL });
             self.pages.set_chunk(at, piece, id);
+            promised = promised.saturating_sub(1);
             at = at.saturating_add(piece);
         }
+        self.chunks.break_promise(promised);
         debug_assert_eq!(at, off.saturating_add(len), "the pieces do not fill the extent");
         self.bytes.mapped = self.bytes.mapped.saturating_add(len);
         self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
@@ -232,18 +246,47 @@ impl Heap {
         let all_shared = plan.neighbours.iter().all(|n| *n == NIL || self.nodes.get(*n).stream == SHARED);
         let whose = if all_shared { SHARED } else { stream };
         for id in plan.neighbours.into_iter().filter(|n| *n != NIL) {
+            self.end_busy(id);
+            self.assign(id, whose);
             self.insert_free(id, whose);
         }
         self.insert_free(busy, whose);
     }
 
-    /// Nothing was mapped: the busy extent is a hole again.
+    /// Nothing was mapped: the busy extent is a hole again, and the neighbours are what they were.
     pub fn abort_map(&mut self, busy: NodeId, plan: &Growth) {
+        self.return_neighbours(busy, plan);
         self.insert_hole(busy);
+    }
+
+    /// The growth failed, but its range cannot be used: the neighbours are what they were, the extent stays busy until
+    /// [`Heap::abandon`].
+    pub fn return_neighbours(&mut self, busy: NodeId, plan: &Growth) {
+        self.chunks.break_promise(self.nodes.get(busy).requested);
         for id in plan.neighbours.into_iter().filter(|n| *n != NIL) {
+            self.end_busy(id);
             let stream = self.nodes.get(id).stream;
             self.insert_free(id, stream);
         }
+    }
+
+    /// A range that could not be unmapped was, after all.
+    pub fn abandon(&mut self, busy: NodeId) {
+        self.insert_hole(busy);
+    }
+
+    /// Counts memory that the driver neither lets be used nor takes back.
+    pub fn add_debris(&mut self, len: u64) {
+        self.debris = self.debris.saturating_add(len);
+        self.bytes.overhead = self.bytes.overhead.saturating_add(len);
+        self.bytes.mapped = self.bytes.mapped.saturating_add(len);
+        self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
+    }
+
+    pub fn remove_debris(&mut self, len: u64) {
+        self.debris = self.debris.saturating_sub(len);
+        self.bytes.overhead = self.bytes.overhead.saturating_sub(len);
+        self.bytes.mapped = self.bytes.mapped.saturating_sub(len);
     }
 
     fn insert_hole(&mut self, id: NodeId) {
@@ -285,7 +328,10 @@ impl Heap {
         token: u64,
         own: Option<super::BlockInfo>,
     ) -> Result<(), NoHostMemory> {
-        self.reserve_chunk_region(off, len)?;
+        self.nodes.reserve(1)?;
+        self.pages.reserve_start(off)?;
+        self.pages.reserve_chunks(off, len)?;
+        self.chunks.promise(1)?;
         let id = self.nodes.take(Node { off, len, kind: Kind::Busy, ..Node::BLANK });
         self.pages.set_start(off, id);
         let chunk = self.chunks.add(Chunk { off, len, token, own: own.is_some(), seq: self.seq, next: NIL });
@@ -302,14 +348,6 @@ impl Heap {
             }
         }
         Ok(())
-    }
-
-    /// Makes sure that [`Heap::add_chunk_region`] with the same arguments needs no memory.
-    pub fn reserve_chunk_region(&mut self, off: u64, len: u64) -> Result<(), NoHostMemory> {
-        self.nodes.reserve(1)?;
-        self.chunks.reserve(1)?;
-        self.pages.reserve_start(off)?;
-        self.pages.reserve_chunks(off, len)
     }
 
     /// Collects idle chunks, least recently used first, until they sum up to `wanted` bytes: chunks wholly inside
@@ -386,8 +424,25 @@ impl Heap {
         } else {
             self.cut_at(id, chunk.off, chunk.len)?
         };
-        self.nodes.at(id).kind = Kind::Busy;
+        self.set_busy(id);
         Ok(id)
+    }
+
+    /// Takes a free extent, in no list, out of use for a while. Its stream must keep its id meanwhile.
+    fn set_busy(&mut self, id: NodeId) {
+        let node = self.nodes.at(id);
+        node.kind = Kind::Busy;
+        let stream = node.stream;
+        if let Some(queue) = self.queues.get_mut(stream as usize) {
+            queue.busy = queue.busy.saturating_add(1);
+        }
+    }
+
+    fn end_busy(&mut self, id: NodeId) {
+        let stream = self.nodes.get(id).stream;
+        if let Some(queue) = self.queues.get_mut(stream as usize) {
+            queue.busy = queue.busy.saturating_sub(1);
+        }
     }
 
     /// Cuts exactly the range out of a free extent.
@@ -418,11 +473,8 @@ impl Heap {
 
     /// The chunk was unmapped: its range is a hole. Where the region is this one chunk, the region is gone.
     pub fn commit_unmap(&mut self, busy: NodeId, chunk: u32) {
-        let Node { len, off, prev, next, .. } = *self.nodes.get(busy);
-        self.bytes.mapped = self.bytes.mapped.saturating_sub(len);
-        self.bytes.cached = self.bytes.cached.saturating_sub(len);
-        self.pages.set_chunk(off, len, NIL);
-        self.chunks.remove(chunk);
+        self.strand(busy, chunk);
+        let Node { off, prev, next, .. } = *self.nodes.get(busy);
         if prev == NIL && next == NIL {
             self.pages.set_start(off, NIL);
             self.nodes.give(busy);
@@ -432,8 +484,19 @@ impl Heap {
         }
     }
 
+    /// The chunk is no use any more, but its range is not a hole yet: it stays busy until [`Heap::abandon`].
+    pub fn strand(&mut self, busy: NodeId, chunk: u32) {
+        self.end_busy(busy);
+        let Node { len, off, .. } = *self.nodes.get(busy);
+        self.bytes.mapped = self.bytes.mapped.saturating_sub(len);
+        self.bytes.cached = self.bytes.cached.saturating_sub(len);
+        self.pages.set_chunk(off, len, NIL);
+        self.chunks.remove(chunk);
+    }
+
     /// The chunk stays mapped: its range is idle again, for the stream that it was idle for.
     pub fn abort_unmap(&mut self, busy: NodeId) {
+        self.end_busy(busy);
         let stream = self.nodes.get(busy).stream;
         self.insert_free(busy, stream);
     }

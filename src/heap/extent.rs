@@ -131,16 +131,30 @@ impl Heap {
     /// Joins the extent behind `id` to it. The result is everyone's only if both were.
     fn absorb_next(&mut self, id: NodeId) {
         let next = self.nodes.get(id).next;
-        let Node { off, len, next: after, stream, .. } = *self.nodes.get(next);
+        let Node { off, len, next: after, stream, seq, .. } = *self.nodes.get(next);
         self.pages.set_start(off, NIL);
         let node = self.nodes.at(id);
         node.len = node.len.saturating_add(len);
         node.next = after;
-        node.stream = if node.stream == SHARED { stream } else { node.stream };
+        if (node.stream == SHARED) == (stream == SHARED) {
+            node.seq = node.seq.max(seq);
+        } else if node.stream == SHARED {
+            // What is everyone's is finished with, so only the stream's part has an age.
+            (node.stream, node.seq) = (stream, seq);
+        }
         if after != NIL {
             self.nodes.at(after).prev = id;
         }
         self.nodes.give(next);
+    }
+
+    /// Gives an extent in no list to `stream`.
+    pub(super) fn assign(&mut self, id: NodeId, stream: StreamId) {
+        let node = self.nodes.at(id);
+        if node.stream == SHARED && stream != SHARED {
+            node.seq = 0;
+        }
+        node.stream = stream;
     }
 
     fn link_age(&mut self, id: NodeId) {
@@ -283,7 +297,7 @@ impl Heap {
     /// Makes one free extent of `stream` out of the usable ones from `first` up to `end`.
     pub(super) fn claim_run(&mut self, first: NodeId, end: u64, stream: StreamId) -> NodeId {
         self.unlink_free(first);
-        self.nodes.at(first).stream = stream;
+        self.assign(first, stream);
         loop {
             let next = self.nodes.get(first).next;
             if self.nodes.get(first).end() >= end || !self.usable(next, stream) {

@@ -123,6 +123,8 @@ struct Queue {
     slab_count: usize,
     /// The count of frees when last one was freed on it.
     last_free: u64,
+    /// Free extents that are out of the lists while a thread maps or unmaps.
+    busy: usize,
 }
 
 /// See the module.
@@ -140,6 +142,8 @@ pub struct Heap {
     seq: u64,
     /// With one stream in the arena everything idle is that stream's, and coalesces as such.
     pub merge_all: bool,
+    /// Bytes that the driver neither lets be used nor takes back; part of the overhead.
+    debris: u64,
     bytes: Bytes,
 }
 
@@ -158,6 +162,7 @@ impl Queue {
             slabs: [NIL; CLASSES],
             slab_count: 0,
             last_free: 0,
+            busy: 0,
         })
     }
 
@@ -166,7 +171,8 @@ impl Queue {
     }
 
     fn is_empty(&self) -> bool {
-        self.bins.iter().all(Bins::is_empty) && self.parked_count == 0 && self.slab_count == 0
+        let held = self.parked_count.saturating_add(self.slab_count).saturating_add(self.busy);
+        held == 0 && self.bins.iter().all(Bins::is_empty)
     }
 }
 
@@ -182,6 +188,7 @@ impl Heap {
             pending: AgeList::EMPTY,
             seq: 0,
             merge_all: false,
+            debris: 0,
             bytes: Bytes::default(),
         };
         heap.add_stream()?; // SHARED

@@ -259,8 +259,20 @@ impl Heap {
             let here = count.saturating_sub(w.saturating_mul(64)).min(64) as u32;
             *word = u64::MAX.checked_shr(64 - here).unwrap_or(0);
         }
-        let slab =
-            Slab { node, off, class, block_len: class_size(class), reciprocal: reciprocal(class), stream, free: count as u64, seq: 0, bits, blocks, prev: NIL, next: NIL };
+        let slab = Slab {
+            node,
+            off,
+            class,
+            block_len: class_size(class),
+            reciprocal: reciprocal(class),
+            stream,
+            free: count as u64,
+            seq: 0,
+            bits,
+            blocks,
+            prev: NIL,
+            next: NIL,
+        };
         match self.slabs.array.get_mut(index as usize) {
             Some(slot) => *slot = Some(slab),
             None => self.slabs.array.push(Some(slab)), // Reserved above.

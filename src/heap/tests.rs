@@ -50,12 +50,14 @@ fn take(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> Option<u64> 
 }
 
 /// Unmaps up to `wanted` bytes of idle chunks.
-fn shrink(heap: &mut Heap, wanted: u64, done: u64) -> u64 {
+fn shrink(heap: &mut Heap, wanted: u64, device: &Device) -> u64 {
     let mut idle = Vec::new();
-    heap.collect_idle(wanted, &|_| done, [NIL, NIL], &mut idle, &|_, _| true).unwrap();
+    heap.collect_idle(wanted, &|s| device.done[s as usize], [NIL, NIL], &mut idle, &|_, _| true).unwrap();
     let mut sum = 0;
     for chunk in idle {
-        sum += heap.chunk(chunk).unwrap().len;
+        let Chunk { off, len, .. } = heap.chunk(chunk).unwrap();
+        device.check_idle(off, len);
+        sum += len;
         let busy = heap.begin_unmap(chunk).unwrap();
         heap.validate();
         heap.commit_unmap(busy, chunk);
@@ -72,7 +74,7 @@ enum Op {
     CompletePending { back: u64 },
     Settle { stream: StreamId, back: u64 },
     Flush { stream: StreamId },
-    Shrink { wanted: u64, back: u64 },
+    Shrink { wanted: u64 },
     Query { which: usize, inside: u64 },
 }
 
@@ -95,7 +97,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..20u64).prop_map(|back| Op::CompletePending { back }),
         1 => (1..4u32, 0..20u64).prop_map(|(stream, back)| Op::Settle { stream, back }),
         1 => (0..4u32).prop_map(|stream| Op::Flush { stream }),
-        1 => (1..64 * PAGE, 0..20u64).prop_map(|(wanted, back)| Op::Shrink { wanted, back }),
+        1 => (1..64 * PAGE).prop_map(|wanted| Op::Shrink { wanted }),
         2 => (any::<usize>(), any::<u64>()).prop_map(|(which, inside)| Op::Query { which, inside }),
     ]
 }
@@ -105,7 +107,51 @@ fn pick(live: &BTreeMap<u64, u64>, which: usize) -> Option<(u64, u64)> {
     live.iter().nth(at).map(|(off, len)| (*off, *len))
 }
 
+/// What the device may still be doing: for each freed range the stream it was freed on ([`SHARED`]: device order) and when.
+#[derive(Default)]
+struct Device {
+    freed: Vec<(u64, u64, StreamId, u64)>,
+    done: [u64; 4],
+}
+
+impl Device {
+    /// The free of a block is ordered after every earlier use of its memory, which is the caller's duty.
+    fn free(&mut self, off: u64, len: u64, stream: StreamId, seq: u64) {
+        let end = off + len;
+        for (o, l, s, q) in std::mem::take(&mut self.freed) {
+            let head = off.min(o + l).saturating_sub(o);
+            let tail = (o + l).saturating_sub(end.max(o));
+            let parts = [(o, head), (o + l - tail, tail)];
+            self.freed.extend(parts.iter().filter(|(_, len)| *len > 0).map(|(o, l)| (*o, *l, s, q)));
+        }
+        self.freed.push((off, len, stream, seq));
+    }
+
+    /// `stream` gets the range: nobody else may still be using any of it.
+    fn check(&self, off: u64, len: u64, stream: StreamId) {
+        for &(o, l, s, seq) in self.freed.iter().filter(|(o, l, ..)| *o < off + len && off < o + l) {
+            let own = s == stream && s != SHARED;
+            assert!(
+                own || seq <= self.done[s as usize],
+                "{o}+{l} freed on {s} at {seq} went to {stream} too early"
+            );
+        }
+    }
+
+    /// The range is given back or moved: nobody at all may still be using it.
+    fn check_idle(&self, off: u64, len: u64) {
+        self.check(off, len, SHARED);
+    }
+
+    fn advance(&mut self, stream: StreamId, done: u64) {
+        self.done[stream as usize] = self.done[stream as usize].max(done);
+        let done = self.done;
+        self.freed.retain(|(_, _, s, seq)| *seq > done[*s as usize]);
+    }
+}
+
 fn run(ops: Vec<Op>, single: bool) {
+    let mut device = Device::default();
     let mut heap = heap();
     for _ in 1..4 {
         heap.add_stream().unwrap();
@@ -123,6 +169,7 @@ fn run(ops: Vec<Op>, single: bool) {
                 };
                 assert_eq!(off % align, 0);
                 let block = heap.block_at(off).unwrap();
+                device.check(off, block.len, stream(s));
                 assert!(block.len >= len && block.info.requested == len);
                 let before = live.range(..=off).next_back();
                 assert!(before.is_none_or(|(o, l)| o + l <= off), "overlap");
@@ -141,6 +188,10 @@ fn run(ops: Vec<Op>, single: bool) {
                     heap.free_on(&heap.block_at(off).unwrap(), on);
                 }
                 assert_eq!(heap.free_fast(off, on), None);
+                if on == SHARED {
+                    device.advance(SHARED, heap.seq());
+                }
+                device.free(off, block.len, on, heap.seq());
                 live.remove(&off);
                 freed.push(off);
             }
@@ -151,16 +202,23 @@ fn run(ops: Vec<Op>, single: bool) {
                 let block = heap.block_at(off).unwrap();
                 heap.free_pending(&block);
                 assert_eq!(heap.block_at(off), Err(NotLive::Freed));
+                device.free(off, block.len, SHARED, heap.seq());
                 live.remove(&off);
                 freed.push(off);
             }
-            Op::CompletePending { back } => heap.complete_pending(heap.seq().saturating_sub(back)),
-            Op::Settle { stream: s, back } if !single => heap.settle(s, heap.seq().saturating_sub(back)),
-            Op::Settle { .. } => {}
+            Op::CompletePending { back } => {
+                device.advance(SHARED, heap.seq().saturating_sub(back));
+                heap.complete_pending(device.done[0]);
+            }
+            Op::Settle { stream: s, back } => {
+                device.advance(stream(s), heap.seq().saturating_sub(back));
+                if !single {
+                    heap.settle(s, device.done[s as usize]);
+                }
+            }
             Op::Flush { stream: s } => heap.flush(stream(s)),
-            Op::Shrink { wanted, back } => {
-                let done = heap.seq().saturating_sub(back);
-                shrink(&mut heap, wanted, done);
+            Op::Shrink { wanted } => {
+                shrink(&mut heap, wanted, &device);
             }
             Op::Query { which, inside } => {
                 if let Some((off, len)) = pick(&live, which) {
@@ -186,7 +244,8 @@ fn run(ops: Vec<Op>, single: bool) {
         heap.settle(s, u64::MAX);
     }
     heap.validate();
-    shrink(&mut heap, u64::MAX, u64::MAX);
+    (0..4).for_each(|s| device.advance(s, u64::MAX));
+    shrink(&mut heap, u64::MAX, &device);
     let end = heap.bytes();
     assert_eq!(Bytes { live_peak: 0, mapped_peak: 0, ..end }, Bytes::default());
     assert_eq!(
@@ -230,10 +289,12 @@ fn unfinished_chunks_are_not_idle() {
     let off = take(&mut heap, a, 8 * PAGE, UNIT).unwrap();
     heap.free_on(&heap.block_at(off).unwrap(), a);
     heap.flush(a);
-    let before = heap.seq() - 1;
-    assert_eq!(shrink(&mut heap, u64::MAX, before), 0);
-    let now = heap.seq();
-    assert_eq!(shrink(&mut heap, u64::MAX, now), 8 * PAGE);
+    let mut device = Device::default();
+    device.free(off, 8 * PAGE, a, heap.seq());
+    device.advance(a, heap.seq() - 1);
+    assert_eq!(shrink(&mut heap, u64::MAX, &device), 0);
+    device.advance(a, heap.seq());
+    assert_eq!(shrink(&mut heap, u64::MAX, &device), 8 * PAGE);
 }
 
 #[test]
@@ -260,6 +321,34 @@ fn own_allocations_serve_no_other_request() {
     heap.free_on(&block, a);
     heap.validate();
     assert_eq!(heap.allocate(a, PAGE, UNIT, BlockInfo::default()), Ok(None));
-    assert_eq!(shrink(&mut heap, 1, u64::MAX), PAGE);
+    let mut device = Device::default();
+    device.advance(a, u64::MAX);
+    assert_eq!(shrink(&mut heap, 1, &device), PAGE);
     assert_eq!(heap.block_at(8 << 30), Err(NotLive::Unknown));
+}
+
+#[test]
+fn growths_under_way_do_not_take_each_others_records() {
+    let mut heap = heap();
+    let a = heap.add_stream().unwrap();
+    let pages = |n: u64| (0..n).map(|i| (PAGE, i));
+    let plans: Vec<_> = (1..6u64)
+        .map(|n| {
+            let plan = heap.plan_growth(a, 9 * n * PAGE, UNIT).unwrap();
+            let busy = heap.begin_map(&plan, plan.need, (9 * n) as usize).unwrap();
+            (plan, busy, 9 * n)
+        })
+        .collect();
+    for (i, (plan, busy, n)) in plans.into_iter().enumerate() {
+        if i % 2 == 0 {
+            heap.commit_map(busy, &plan, pages(n), a);
+        } else {
+            heap.abort_map(busy, &plan);
+        }
+        // Every page of what is mapped has a chunk, which this checks.
+        heap.validate();
+        take(&mut heap, a, 40 * PAGE, UNIT).unwrap();
+        heap.validate();
+    }
+    assert_eq!(heap.bytes().mapped, heap.chunks().map(|c| c.len).sum::<u64>());
 }

@@ -84,6 +84,8 @@ pub fn validate(heap: &Heap) {
     bytes.pending += waiting;
     bytes.cached -= live + waiting;
 
+    bytes.overhead += heap.debris;
+    bytes.mapped += heap.debris;
     assert_eq!(seen, heap.nodes.in_use(), "nodes are lost");
     // A busy extent that is being unmapped still counts as mapped and cached.
     let busy = heap.bytes.mapped - bytes.mapped;

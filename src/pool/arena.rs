@@ -6,11 +6,11 @@ use super::options::Options;
 use super::order::{Marks, Stream, StreamKey};
 use super::owners::{Owners, TAG_SIZE, Tag};
 use crate::arena::regions::Regions;
-use crate::arena::{Calls, Mapper};
+use crate::arena::{Calls, Debris, Mapper};
 use crate::driver::lock::{Guard, Lock};
 use crate::driver::{Api, Event};
 use crate::error::{Result, Status, bail, fail};
-use crate::heap::{self, BlockInfo, Heap, NoHostMemory, NotLive, SHARED, StreamId, block_flags};
+use crate::heap::{self, BlockInfo, Heap, NoHostMemory, NodeId, NotLive, SHARED, StreamId, block_flags};
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Instant;
 
@@ -90,6 +90,8 @@ pub struct State {
     pub spare: Vec<Event>,
     pub counters: Counters,
     pub owners: Owners,
+    /// What the driver would not take back, with the busy extent that some of it is mapped in.
+    pub debris: Vec<(Debris, Option<NodeId>)>,
     /// Bytes that growths under way are about to take.
     pub growing: u64,
     pub options: Options,
@@ -129,6 +131,7 @@ impl Arena {
                 spare: Vec::new(),
                 counters: Counters::default(),
                 owners: Owners::new(),
+                debris: Vec::new(),
                 growing: 0,
                 options,
             }),

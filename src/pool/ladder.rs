@@ -6,7 +6,7 @@
 use super::arena::{Arena, State, Want, host_oom};
 use super::owners::Owner;
 use super::registry;
-use crate::arena::{Calls, Piece};
+use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
 use crate::error::{Result, Status, bail, fail};
 use crate::heap::{Chunk, Growth, Heap, NIL, NoHostMemory, NodeId, PAGE, QUANTUM, SHARED, round_up};
@@ -22,6 +22,9 @@ const PIECES_PER_GROWTH: u64 = 16;
 /// nothing can be unmapped from between two survivors here.
 const SHARED_MOST: u64 = 2 << 20;
 const SHARED_CHUNK: u64 = 16 << 20;
+
+/// Room made before every operation that may leave debris, for as many threads as may be in one at once; failed moves leave two.
+const ROOM_FOR_DEBRIS: usize = 64;
 
 /// What became of an attempt to get more memory.
 enum Attempt {
@@ -76,6 +79,7 @@ impl Arena {
                 return Ok(address);
             }
         }
+        self.clear_debris(api)?;
         // Rungs 2 and 3: grow; or, with much idle, remap before growing.
         let idle = if !capturing && self.is_idle_beyond_bound()? { Idle::Remap } else { Idle::Keep };
         if let Attempt::Served(address) = self.grow(api, want, idle)? {
@@ -188,7 +192,10 @@ impl Arena {
         state.counters.calls.add(calls);
         let moved_pieces = pieces.iter().filter(|p| p.from != 0);
         for ((chunk, node), piece) in moved.drain(..).zip(moved_pieces) {
-            if placed.is_ok() || piece.lost {
+            if piece.left == Left::Stuck {
+                state.heap.strand(node, chunk);
+                state.keep_stuck(*piece, node);
+            } else if placed.is_ok() || piece.left != Left::Nothing {
                 state.heap.commit_unmap(node, chunk);
             } else {
                 state.heap.abort_unmap(node);
@@ -196,7 +203,14 @@ impl Arena {
         }
         if let Err(status) = placed {
             state.heap.note_mapped(calls.created);
-            state.heap.abort_map(busy, &plan);
+            let mapped = pieces.iter().filter(|p| p.left == Left::Mapping).fold(0, |sum, p| sum + p.len);
+            if mapped == 0 {
+                state.heap.abort_map(busy, &plan);
+            } else {
+                state.heap.return_neighbours(busy, &plan);
+            }
+            pieces.retain(|p| matches!(p.left, Left::Memory | Left::Mapping));
+            state.keep_debris(Debris { address, mapped, pieces }, (mapped > 0).then_some(busy));
             return if status == Status::POOL_ERROR_OUT_OF_MEMORY {
                 Ok(Attempt::Refused)
             } else {
@@ -240,20 +254,51 @@ impl Arena {
                 Err(Status::POOL_ERROR_OUT_OF_MEMORY) => continue,
                 Err(status) => return Err(status),
             };
-            let booked = state.book_region(address, len, want);
-            drop(state);
-            match booked {
+            match state.book_region(address, len, want) {
                 Ok(Some(address)) => return Ok(Attempt::Served(address)),
-                Ok(None) => return Ok(Attempt::Refused),
+                Ok(None) => return Ok(state.try_allocate(want)?.map_or(Attempt::Refused, Attempt::Served)),
                 Err(status) => {
+                    drop(state);
                     let mut calls = Calls::default();
                     let freed = relaxed(api, || self.mapper.free(api, address, &mut calls));
-                    self.lock()?.counters.calls.add(calls);
-                    return freed.and(Err(status));
+                    let mut state = self.lock()?;
+                    state.counters.calls.add(calls);
+                    if freed.is_err() {
+                        state.heap.add_debris(len);
+                    }
+                    return Err(status);
                 }
             }
         }
         Ok(Attempt::Refused)
+    }
+
+    /// Tries again to be rid of what the driver would not take back.
+    fn clear_debris(&self, api: &Api) -> Result<()> {
+        loop {
+            let (mut debris, busy) = match self.lock()?.debris.pop() {
+                Some(debris) => debris,
+                None => return Ok(()),
+            };
+            let before = debris.bytes();
+            let mut calls = Calls::default();
+            let clear = self.mapper.clear(api, &mut debris, &mut calls);
+            let mut state = self.lock()?;
+            state.counters.calls.add(calls);
+            state.heap.remove_debris(before.saturating_sub(debris.bytes()));
+            let mut busy = busy;
+            if debris.mapped == 0 {
+                if let Some(busy) = busy.take() {
+                    state.heap.abandon(busy);
+                }
+            }
+            if !clear {
+                let left = debris.bytes();
+                state.heap.remove_debris(left);
+                state.keep_debris(debris, busy);
+                return Ok(());
+            }
+        }
     }
 
     /// Gives idle chunks back to the driver, least recently used first, until `wanted` bytes are. Returns the bytes.
@@ -262,7 +307,9 @@ impl Arena {
     }
 
     fn release_where(&self, api: &Api, wanted: u64, which: &dyn Fn(&Chunk) -> bool) -> Result<u64> {
+        self.clear_debris(api)?;
         let mut state = self.lock()?;
+        state.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| host_oom(NoHostMemory))?;
         state.flush();
         let mut out = Vec::new();
         let take = |chunk: &Chunk, _| which(chunk);
@@ -278,13 +325,13 @@ impl Arena {
             // What could be taken is released; the rest must wait for host memory.
             let Ok(node) = state.heap.begin_unmap(chunk) else { break };
             let from = state.regions.address(record.off);
-            pieces.push(Piece { len: record.len, handle: record.token, from, lost: false });
+            pieces.push(Piece::mapped(record.len, record.token, from));
             nodes.push((chunk, node));
         }
         drop(state);
 
         let mut calls = Calls::default();
-        let (gone, result) = relaxed(api, || self.discard(api, &pieces, &mut calls));
+        let (gone, result) = relaxed(api, || self.discard(api, &mut pieces, &mut calls));
         let mut state = self.lock()?;
         state.counters.calls.add(calls);
         let mut released = 0u64;
@@ -295,11 +342,15 @@ impl Arena {
                 if !self.has_in_range(piece.from) {
                     state.regions.remove(off);
                 }
-                released = released.saturating_add(piece.len);
+                if piece.left == Left::Nothing {
+                    released = released.saturating_add(piece.len);
+                }
             } else {
                 state.heap.abort_unmap(*node);
             }
         }
+        pieces.retain(|p| p.left == Left::Memory);
+        state.keep_debris(Debris { address: 0, mapped: 0, pieces }, None);
         if let Err(status) = result {
             log_line!(Warn, "device {}: the driver took back {released} bytes only", self.device());
             if released == 0 && status != Status::POOL_ERROR_OUT_OF_MEMORY {
@@ -310,9 +361,9 @@ impl Arena {
     }
 
     /// Returns the pieces to the driver; the first `n` are gone when it stops.
-    fn discard(&self, api: &Api, pieces: &[Piece], calls: &mut Calls) -> (usize, Result<()>) {
+    fn discard(&self, api: &Api, pieces: &mut [Piece], calls: &mut Calls) -> (usize, Result<()>) {
         let mut gone = 0;
-        for run in pieces.chunk_by(|a, b| self.has_in_range(a.from) == self.has_in_range(b.from)) {
+        for run in pieces.chunk_by_mut(|a, b| self.has_in_range(a.from) == self.has_in_range(b.from)) {
             if run.first().is_some_and(|p| self.has_in_range(p.from)) {
                 let (n, result) = self.mapper.discard(api, run, calls);
                 gone += n;
@@ -378,14 +429,14 @@ impl Arena {
                 break;
             }
             let from = state.regions.address(chunk.off);
-            pieces.push(Piece { len: chunk.len, handle: chunk.token, from, lost: false });
+            pieces.push(Piece::mapped(chunk.len, chunk.token, from));
         }
         if let Ok(empty) = Heap::new() {
             state.heap = empty;
         }
         drop(state);
         // Memory of handles outlives contexts, so it is ours to return; `cuMemAlloc` memory went with the context.
-        let _ = relaxed(api, || self.mapper.discard(api, &pieces, &mut Calls::default()));
+        let _ = relaxed(api, || self.mapper.discard(api, &mut pieces, &mut Calls::default()));
     }
 
     fn out_of_memory(&self, api: &Api, want: &Want, capturing: bool) -> Status {
@@ -464,6 +515,30 @@ impl State {
         self.settle();
     }
 
+    /// Books what the driver would not take back. Room for it was made before.
+    fn keep_debris(&mut self, debris: Debris, busy: Option<NodeId>) {
+        if debris.pieces.is_empty() {
+            return;
+        }
+        self.heap.add_debris(debris.bytes());
+        if self.debris.len() < self.debris.capacity() {
+            self.debris.push((debris, busy));
+        } else {
+            log_line!(Error, "{} bytes stay with the driver for good", debris.bytes());
+        }
+    }
+
+    /// The same for a chunk that stays mapped where it was, in an extent that stays busy.
+    fn keep_stuck(&mut self, piece: Piece, busy: NodeId) {
+        let mut pieces = Vec::new();
+        if pieces.try_reserve_exact(1).is_err() {
+            self.heap.add_debris(piece.len);
+            return;
+        }
+        pieces.push(piece);
+        self.keep_debris(Debris { address: piece.from, mapped: piece.len, pieces }, Some(busy));
+    }
+
     fn search(&mut self, want: &Want) -> Result<Option<u64>> {
         if want.own_allocation {
             return Ok(None);
@@ -519,6 +594,7 @@ impl State {
         chunks: &[u32],
         fresh: u64,
     ) -> core::result::Result<Step, NoHostMemory> {
+        self.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| NoHostMemory)?;
         let mut pieces = Vec::new();
         let mut moved = Vec::new();
         // A power of two each, largest first: at most one more for every bit of the rest.
@@ -529,14 +605,14 @@ impl State {
         for chunk in chunks {
             let Some(chunk) = self.heap.chunk(*chunk) else { continue };
             let from = self.regions.address(chunk.off);
-            pieces.push(Piece { len: chunk.len, handle: chunk.token, from, lost: false });
+            pieces.push(Piece::mapped(chunk.len, chunk.token, from));
             len = len.saturating_add(chunk.len);
         }
         let largest = (fresh / PIECES_PER_GROWTH).max(1).next_power_of_two().max(PAGE);
         let mut left = fresh;
         while left >= PAGE {
             let piece = (1u64 << left.ilog2()).min(largest);
-            pieces.push(Piece { len: piece, handle: 0, from: 0, lost: false });
+            pieces.push(Piece::fresh(piece));
             left = left.saturating_sub(piece);
         }
         let busy = self.heap.begin_map(&plan, len, pieces.len())?;
@@ -556,7 +632,7 @@ impl State {
         Ok(Step { plan, busy, fresh, pieces, moved })
     }
 
-    /// Books what `cuMemAlloc` gave, and serves the request from it.
+    /// Books what `cuMemAlloc` gave; a request for an own allocation is served with it. After an error nothing is booked.
     fn book_region(&mut self, address: u64, len: u64, want: &Want) -> Result<Option<u64>> {
         if address % QUANTUM != 0 || (want.own_allocation && address % want.align != 0) {
             bail!(
@@ -566,6 +642,8 @@ impl State {
             );
         }
         let info = self.block_info(want)?;
+        // Again, because others may have taken the room that was made before the driver was called.
+        self.regions.reserve(len).map_err(host_oom)?;
         let off = self.regions.add(address, len);
         let own = want.own_allocation.then_some(info);
         if self.heap.add_chunk_region(off, len, address, own).is_err() {
@@ -575,7 +653,7 @@ impl State {
         if want.own_allocation {
             return Ok(Some(self.handed_out(off, want, info.owner)));
         }
-        self.try_allocate(want)
+        Ok(None)
     }
 }
 

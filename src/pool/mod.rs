@@ -163,7 +163,10 @@ fn check_size(size: u64) -> Result<()> {
     let largest = driver::largest_device().min(MAX_SIZE);
     if size > largest {
         registry::count_oom();
-        bail!(POOL_ERROR_OUT_OF_MEMORY, "out of memory: {size} bytes were requested, and the largest device has {largest}");
+        bail!(
+            POOL_ERROR_OUT_OF_MEMORY,
+            "out of memory: {size} bytes were requested, and the largest device has {largest}"
+        );
     }
     Ok(())
 }

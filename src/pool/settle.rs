@@ -284,6 +284,7 @@ impl State {
     /// Whether freed memory waits for the device, as pending blocks or as free memory of a stream.
     pub fn is_unsettled(&self) -> bool {
         let mut streams = self.streams.iter().enumerate().skip(1);
-        self.heap.has_pending() || streams.any(|(id, s)| self.heap.last_free(id as StreamId) > s.done.max(self.done))
+        self.heap.has_pending()
+            || streams.any(|(id, s)| self.heap.last_free(id as StreamId) > s.done.max(self.done))
     }
 }
