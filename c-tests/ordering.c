@@ -184,6 +184,53 @@ static void other_streams_wait_at_the_limit(void) {
   CU(StreamDestroy(to));
 }
 
+/* Neighbours become one free extent: it is finished with only when the later one is. `late` says which of the two is
+ * still being written, `first` which one is freed first. */
+static void neighbours(CUstream from, CUstream to, int late, int first) {
+  const size_t size = 2 * MIB;
+  void *pair[2], *guard = NULL, *other = NULL, *new = NULL;
+  int i;
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&pair[0], size, from));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&pair[1], size, from));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&guard, size, from)); /* so that no growth adjoins the pair */
+  for (i = 0; i < 2; i++) {
+    int block = i == 0 ? first : 1 - first;
+    if (block == late) {
+      busy(from, 5 * BUSY_MS);
+      fill(pair[block], size, OLD, from);
+    }
+    CHECK_STATUS(POOL_OK, pool_free_async(pair[block], from));
+  }
+  /* A size that does not fit: what is kept for requests of the same size coalesces now. */
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&other, 5 * MIB, from));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&new, 2 * size, to));
+  fill(new, 2 * size, NEW, to);
+  CU(StreamSynchronize(to));
+  CU(StreamSynchronize(from));
+  CHECK(holds(new, 2 * size, NEW));
+  CHECK_STATUS(POOL_OK, pool_free_async(new, to));
+  CHECK_STATUS(POOL_OK, pool_free_async(other, from));
+  CHECK_STATUS(POOL_OK, pool_free_async(guard, from));
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
+static void neighbours_wait_for_the_later_one(void) {
+  CUstream from = new_stream(STREAM_NON_BLOCKING), to = new_stream(STREAM_NON_BLOCKING);
+  pool_options defaults = default_options(), options = defaults;
+  int way;
+  /* Idle memory stays where it is. */
+  options.max_idle_percent = 10000;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  /* Both streams are known before anything is freed. */
+  hand_over(3000, from, to, STREAM_ORDER);
+  for (way = 0; way < 4; way++) {
+    neighbours(from, to, way % 2, way / 2);
+  }
+  CHECK_STATUS(POOL_OK, pool_configure(&defaults));
+  CU(StreamDestroy(from));
+  CU(StreamDestroy(to));
+}
+
 static void use_on_another_stream_is_waited_for(void) {
   CUstream owner = new_stream(STREAM_NON_BLOCKING), user = new_stream(STREAM_NON_BLOCKING);
   int i, device;
@@ -366,6 +413,7 @@ int main(void) {
   RUN(legacy_stream_is_one_stream);
   RUN(other_streams_wait);
   RUN(other_streams_wait_at_the_limit);
+  RUN(neighbours_wait_for_the_later_one);
   RUN(use_on_another_stream_is_waited_for);
   RUN(use_on_many_streams_is_waited_for);
   RUN(stream_may_be_destroyed_after_the_free);
