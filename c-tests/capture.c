@@ -8,10 +8,26 @@
 static const size_t sizes[] = {300, 70000, 3 << 20, 40 << 20};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
+/* Both kinds of stream are tried: of blocking ones the legacy stream tells whether one is captured. */
 static CUstream captured;
+static int non_blocking;
+
+/* The pool may not ask about a stream outside a call that carries it, and of a non-blocking one nothing else tells it
+ * whether it is captured. Large, because small blocks come and go without a driver call. */
+static void name_the_stream(void) {
+  void *block = NULL;
+  int status = pool_alloc_async(&block, 4 * MIB, captured);
+  if (status != POOL_ERROR_OUT_OF_MEMORY) {
+    CHECK_STATUS(POOL_OK, status);
+  }
+  CHECK_STATUS(POOL_OK, pool_free_async(block, captured));
+}
 
 static void begin(int mode) {
   CU(BeginCapture(captured, mode));
+  if (non_blocking) {
+    name_the_stream();
+  }
 }
 
 /* The capture is whole if its end gives a graph. */
@@ -26,7 +42,14 @@ static void end(const char *file, int line) {
     CU(GraphDestroy(graph));
   }
 }
-#define END() end(__FILE__, __LINE__)
+
+#define END()                \
+  do {                       \
+    end(__FILE__, __LINE__); \
+    if (non_blocking) {      \
+      name_the_stream();     \
+    }                        \
+  } while (0)
 
 static void check_state(int mode, CUcontext context) {
   CUcontext current = NULL;
@@ -166,6 +189,23 @@ static void out_of_memory_does_not_break_a_capture(void) {
   CU(StreamDestroy(other));
 }
 
+/* No call names the captured stream while it is captured, or only the fast path does, and it is a non-blocking one. */
+static void captures_of_streams_not_named_are_not_broken(void) {
+  CUcontext context = NULL;
+  int mode;
+  CU(CtxGetCurrent(&context));
+  for (mode = CAPTURE_GLOBAL; mode <= CAPTURE_RELAXED; mode++) {
+    pthread_t thread;
+    captured = new_stream(STREAM_NON_BLOCKING);
+    CU(BeginCapture(captured, mode));
+    CHECK_EQ(pthread_create(&thread, NULL, allocate_beside_the_capture, context), 0);
+    pthread_join(thread, NULL);
+    end(__FILE__, __LINE__);
+    CU(StreamDestroy(captured));
+  }
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
 int main(void) {
   driver_start(0);
   if (cu.BeginCapture == NULL || cu.EndCapture == NULL || cu.IsCapturing == NULL || cu.GraphDestroy == NULL ||
@@ -173,10 +213,13 @@ int main(void) {
     printf("skipped: the driver has no stream capture\n");
     return EXIT_SKIPPED;
   }
-  captured = new_stream(STREAM_NON_BLOCKING);
-  RUN(use_all_functions_while_capturing);
-  RUN(other_threads_do_not_break_a_capture);
-  RUN(out_of_memory_does_not_break_a_capture);
-  CU(StreamDestroy(captured));
+  for (non_blocking = 1; non_blocking >= 0; non_blocking--) {
+    captured = new_stream(non_blocking ? STREAM_NON_BLOCKING : 0);
+    RUN(use_all_functions_while_capturing);
+    RUN(other_threads_do_not_break_a_capture);
+    RUN(out_of_memory_does_not_break_a_capture);
+    CU(StreamDestroy(captured));
+  }
+  RUN(captures_of_streams_not_named_are_not_broken);
   return driver_result();
 }

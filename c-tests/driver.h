@@ -25,6 +25,7 @@ enum { CAPTURE_GLOBAL = 0, CAPTURE_THREAD_LOCAL = 1, CAPTURE_RELAXED = 2 };
 /* Field of `cu`, symbol, parameters. All of them are old enough for every driver the library works with. */
 #define DRIVER_FUNCTIONS(F)                                                                             \
   F(Init, "cuInit", (unsigned flags))                                                                   \
+  F(DriverGetVersion, "cuDriverGetVersion", (int *version))                                             \
   F(DeviceGetCount, "cuDeviceGetCount", (int *count))                                                   \
   F(DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, CUdevice device))                            \
   F(PrimaryRetain, "cuDevicePrimaryCtxRetain", (CUcontext *context, CUdevice device))                   \

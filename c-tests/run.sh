@@ -35,6 +35,7 @@ ordering_random 120 CUDAPOOL_CONF=backend:malloc
 ordering_random 120 CUDASIM_DRIVER_VERSION=11040
 capture          60 -
 capture          60 CUDAPOOL_CONF=backend:malloc
+capture          60 CUDASIM_DRIVER_VERSION=11040
 oom             120 -
 oom             120 CUDAPOOL_CONF=backend:malloc
 oom             120 CUDASIM_DRIVER_VERSION=11040

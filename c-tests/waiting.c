@@ -118,7 +118,7 @@ static void while_a_thread_waits_in_stream_alloc(void) {
 }
 
 /* The wait has an end of its own: then the answer is out of memory, and the block can be had later. */
-static void waits_are_bounded(void) {
+static void wait_is_bounded(int device_ordered) {
   pool_options defaults = default_options(), options = defaults;
   CUstream blocked = new_stream(STREAM_NON_BLOCKING);
   void *old = NULL, *block = NULL;
@@ -129,10 +129,11 @@ static void waits_are_bounded(void) {
   CHECK_STATUS(POOL_OK, pool_alloc_async(&old, 60 * MIB, blocked));
   __atomic_store_n(&released, 0, __ATOMIC_SEQ_CST);
   CU(LaunchHost(blocked, wait_for_release, NULL));
-  CHECK_STATUS(POOL_OK, pool_free(old));
+  CHECK_STATUS(POOL_OK, device_ordered ? pool_free(old) : pool_free_async(old, blocked));
   start = now_ms();
   CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc(&block, 50 * MIB));
   CHECK(now_ms() - start < 3000);
+  CHECK_STATUS(POOL_OK, pool_free(block));
   start = now_ms();
   CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));
   CHECK(now_ms() - start < 3000);
@@ -146,6 +147,20 @@ static void waits_are_bounded(void) {
   CU(StreamDestroy(blocked));
 }
 
+static void wait_for_a_stream_is_bounded(void) {
+  wait_is_bounded(0);
+}
+
+static void wait_for_the_device_is_bounded(void) {
+  int version = 0;
+  CU(DriverGetVersion(&version));
+  if (version < 12050) {
+    check_skip("a driver before 12.5 can only be waited for as a whole, which has no bound");
+    return;
+  }
+  wait_is_bounded(1);
+}
+
 int main(void) {
   context = driver_start(0);
   if (cu.LaunchHost == NULL) {
@@ -155,6 +170,7 @@ int main(void) {
   RUN(while_a_thread_waits_in_trim);
   RUN(while_a_thread_waits_in_alloc);
   RUN(while_a_thread_waits_in_stream_alloc);
-  RUN(waits_are_bounded);
+  RUN(wait_for_a_stream_is_bounded);
+  RUN(wait_for_the_device_is_bounded);
   return driver_result();
 }
