@@ -108,7 +108,7 @@ asan_dir     = target/asan/$(host)/release
 asan_tests   := $(patsubst target/c-tests/%,target/c-tests-asan/%,$(c_tests))
 
 # The library with AddressSanitizer (which the stable compiler has, but hides). The test programs bring its
-# run-time library. hostoom.c replaces the allocator and exit_threads.c is ended in the middle of reports.
+# run-time library. hostoom.c is left out: it replaces the allocator itself.
 asan: sim asan-lib $(asan_tests) ## Run the C tests with AddressSanitizer
 	LD_LIBRARY_PATH=$(CURDIR)/target/sim:$(CURDIR)/$(asan_dir) ASAN_OPTIONS=detect_leaks=0 CTEST_SLOWER=5 \
 	    CTEST_SKIP=hostoom c-tests/run.sh target/c-tests-asan
