@@ -43,6 +43,8 @@ pub struct Piece {
     pub handle: u64,
     /// Where it is mapped now; 0 for nowhere.
     pub from: u64,
+    /// Where it is to be mapped.
+    pub to: u64,
     /// What the driver refused to undo.
     pub left: Left,
 }
@@ -50,12 +52,12 @@ pub struct Piece {
 impl Piece {
     /// A chunk that is still to be created.
     pub fn fresh(len: u64) -> Piece {
-        Piece { len, handle: 0, from: 0, left: Left::Nothing }
+        Piece { len, handle: 0, from: 0, to: 0, left: Left::Nothing }
     }
 
     /// A chunk that is mapped at `from`.
     pub fn mapped(len: u64, handle: u64, from: u64) -> Piece {
-        Piece { len, handle, from, left: Left::Nothing }
+        Piece { len, handle, from, to: 0, left: Left::Nothing }
     }
 }
 
@@ -68,17 +70,15 @@ pub enum Left {
     Hole,
     /// It is mapped nowhere, but its memory could not be returned.
     Memory,
-    /// It is mapped in the new range, which could not be unmapped.
+    /// It is mapped where it was to go, and could not be unmapped.
     Mapping,
     /// It is mapped where it was, but without access, and could not be unmapped again.
     Stuck,
 }
 
-/// Chunks that the driver would neither use nor take back, to be tried again.
+/// Chunks that the driver would neither use nor take back, to be tried again. `from` is where one is mapped.
+#[derive(Default)]
 pub struct Debris {
-    /// The range in which those marked [`Left::Mapping`] are, and how much of it.
-    pub address: u64,
-    pub mapped: u64,
     pub pieces: Vec<Piece>,
 }
 

@@ -153,15 +153,15 @@ impl Mapper {
         Vmm { api, device: self.context.device, calls }
     }
 
-    /// Fills the range from `address` on with the pieces, in order: creates those without a handle, unmaps those that are
-    /// mapped elsewhere. All or nothing: on failure new memory is returned and moved chunks are back where they were. What of
-    /// that the driver refuses is in [`Piece::left`].
-    pub fn place(&self, api: &Api, address: u64, pieces: &mut [Piece], calls: &mut Calls) -> Result<()> {
+    /// Maps every piece where it is to go: creates those without a handle, unmaps those that are mapped elsewhere. All or nothing:
+    /// on failure new memory is returned and moved chunks are back where they were. What of that the driver refuses is in
+    /// [`Piece::left`].
+    pub fn place(&self, api: &Api, pieces: &mut [Piece], calls: &mut Calls) -> Result<()> {
         let mut vmm = self.vmm(api, calls);
         // Creation first: it is what fails when the device is full, and nothing has been moved yet.
         vmm.create_all(pieces)?;
         let failed = match vmm.unmap_all(pieces) {
-            Ok(()) => vmm.map_all(address, pieces),
+            Ok(()) => vmm.map_all(pieces),
             Err(failure) => Some(failure),
         };
         let Some((result, call)) = failed else { return Ok(()) };
@@ -193,13 +193,15 @@ impl Mapper {
     /// Tries again to be rid of what was left. True when nothing is.
     pub fn clear(&self, api: &Api, debris: &mut Debris, calls: &mut Calls) -> bool {
         let mut vmm = self.vmm(api, calls);
-        if debris.mapped > 0 {
-            if vmm.unmap(debris.address, debris.mapped) != code::SUCCESS {
-                return false;
+        debris.pieces.retain_mut(|piece| {
+            if piece.from != 0 {
+                if vmm.unmap(piece.from, piece.len) != code::SUCCESS {
+                    return true;
+                }
+                piece.from = 0;
             }
-            debris.mapped = 0;
-        }
-        debris.pieces.retain(|piece| vmm.release(piece.handle) != code::SUCCESS);
+            vmm.release(piece.handle) != code::SUCCESS
+        });
         debris.pieces.is_empty()
     }
 }
@@ -253,40 +255,34 @@ impl Vmm<'_> {
         Ok(())
     }
 
-    /// Maps all pieces at `address` and allows access; on failure nothing is mapped there and moved pieces are restored.
-    fn map_all(&mut self, address: u64, pieces: &mut [Piece]) -> Option<(CuResult, &'static str)> {
-        let mut at = address;
+    /// Maps all pieces where they are to go and allows access; on failure none is mapped there and moved ones are restored.
+    fn map_all(&mut self, pieces: &mut [Piece]) -> Option<(CuResult, &'static str)> {
+        let mut mapped = 0usize;
         let mut failed = None;
         for piece in pieces.iter() {
-            let result = self.map(at, piece.len, piece.handle);
+            let result = self.map(piece.to, piece.len, piece.handle);
             if result != code::SUCCESS {
                 failed = Some((result, "cuMemMap"));
                 break;
             }
-            at = at.saturating_add(piece.len);
+            mapped = mapped.saturating_add(1);
         }
-        let len = at.saturating_sub(address);
-        if failed.is_none() {
-            match self.allow(address, len) {
-                code::SUCCESS => return None,
-                result => failed = Some((result, "cuMemSetAccess")),
+        // One call for each run of addresses.
+        for run in pieces.chunk_by(|a, b| a.to.saturating_add(a.len) == b.to) {
+            let Some(first) = run.first().filter(|_| failed.is_none()) else { break };
+            let len = run.iter().fold(0, |sum: u64, p| sum.saturating_add(p.len));
+            let result = self.allow(first.to, len);
+            if result != code::SUCCESS {
+                failed = Some((result, "cuMemSetAccess"));
             }
         }
-        if len > 0 && self.unmap(address, len) != code::SUCCESS {
-            // The first so many stay where they are; the rest was not mapped.
-            let mut end = 0u64;
-            for piece in pieces.iter_mut() {
-                end = end.saturating_add(piece.len);
-                if end <= len {
-                    piece.left = Left::Mapping;
-                } else if piece.from != 0 {
-                    self.restore(piece);
-                }
+        failed?;
+        for (at, piece) in pieces.iter_mut().enumerate() {
+            if at < mapped && self.unmap(piece.to, piece.len) != code::SUCCESS {
+                piece.left = Left::Mapping;
+            } else if piece.from != 0 {
+                self.restore(piece);
             }
-            return failed;
-        }
-        for piece in pieces.iter_mut().filter(|p| p.from != 0) {
-            self.restore(piece);
         }
         failed
     }

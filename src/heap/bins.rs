@@ -120,6 +120,31 @@ impl Bins {
         }
     }
 
+    /// Whether the best fit for `len` bytes would rather be an extent of these bins, other than `except`, than one of `whole` bytes
+    /// at `off`. Yes where the scan limit is reached.
+    #[inline]
+    pub fn has_better(&self, nodes: &Nodes, len: u64, (whole, off): (u64, u64), except: NodeId) -> bool {
+        let (mut bin, last) = (place(len), place(whole));
+        let mut seen = 0;
+        while let Some(used) = self.in_use_from(bin) {
+            if used > last {
+                return false;
+            }
+            let mut id = self.head(used);
+            while id != NIL {
+                let node = nodes.get(id);
+                seen += 1;
+                let better = node.len >= len && (node.len, node.off) < (whole, off);
+                if (better && id != except) || seen > SCAN {
+                    return true;
+                }
+                id = node.bin_next;
+            }
+            bin = if used.1 + 1 < STEPS { (used.0, used.1 + 1) } else { (used.0 + 1, 0) };
+        }
+        false
+    }
+
     /// The largest length that is certainly available, to within a bin.
     pub fn largest(&self, nodes: &Nodes) -> u64 {
         let Some(row) = 63u32.checked_sub(self.rows.leading_zeros()) else {

@@ -1,8 +1,7 @@
-//! Chunks: which physical allocation is behind which offsets; where to map more, and what can be
-//! unmapped.
+//! Chunks: which physical allocation is behind which offsets, and which of them are idle and can be unmapped.
 //!
 //! The heap decides and books; the calls to the driver happen between a `begin_*` and the `commit_*` or
-//! `abort_*` that follows, while the range is [`Kind::Busy`] and nobody else's.
+//! `abort_*` that follows, while the range is [`Kind::Busy`] and nobody else's. Where to map is in [`super::growth`].
 
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
 use super::pages::PageTable;
@@ -18,9 +17,9 @@ pub struct Chunk {
     /// It is one block's own allocation.
     pub own: bool,
     /// The last free of a block in it, in the arena's count of frees.
-    seq: u64,
+    pub(super) seq: u64,
     /// Free list link while blank.
-    next: u32,
+    pub(super) next: u32,
 }
 
 /// All chunks of a heap.
@@ -30,20 +29,6 @@ pub struct Chunks {
     blanks: usize,
     /// Blank records that growths under way will take.
     promised: usize,
-}
-
-/// Where memory is to be mapped so that a request fits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Growth {
-    hole: NodeId,
-    /// First offset to map.
-    pub off: u64,
-    /// Least bytes to map; a multiple of [`PAGE`].
-    pub need: u64,
-    /// Most bytes that can be mapped there. If it equals `need`, the hole is closed exactly.
-    pub room: u64,
-    /// Free neighbours that the request will lie in too; not to be unmapped for it.
-    pub neighbours: [NodeId; 2],
 }
 
 impl Chunks {
@@ -56,7 +41,7 @@ impl Chunks {
     }
 
     /// Makes sure that `count` chunks can be added later, whatever others add before.
-    fn promise(&mut self, count: usize) -> Result<(), NoHostMemory> {
+    pub(super) fn promise(&mut self, count: usize) -> Result<(), NoHostMemory> {
         let wanted = self.promised.saturating_add(count);
         while self.blanks < wanted {
             self.array.try_reserve(1).map_err(|_| NoHostMemory)?;
@@ -69,12 +54,12 @@ impl Chunks {
         Ok(())
     }
 
-    fn break_promise(&mut self, count: u64) {
-        self.promised = self.promised.saturating_sub(count as usize);
+    pub(super) fn break_promise(&mut self, count: usize) {
+        self.promised = self.promised.saturating_sub(count);
     }
 
     /// Adds a chunk that was promised.
-    fn add(&mut self, chunk: Chunk) -> u32 {
+    pub(super) fn add(&mut self, chunk: Chunk) -> u32 {
         let id = self.blank;
         debug_assert_ne!(id, NIL, "a chunk was added that was not reserved");
         if let Some(slot) = self.array.get_mut(id as usize) {
@@ -121,7 +106,7 @@ impl Heap {
         Ok(())
     }
 
-    fn link_hole(&mut self, id: NodeId) {
+    pub(super) fn link_hole(&mut self, id: NodeId) {
         let head = core::mem::replace(&mut self.holes, id);
         let node = self.nodes.at(id);
         node.bin_prev = NIL;
@@ -131,7 +116,7 @@ impl Heap {
         }
     }
 
-    fn unlink_hole(&mut self, id: NodeId) {
+    pub(super) fn unlink_hole(&mut self, id: NodeId) {
         let Node { bin_prev, bin_next, .. } = *self.nodes.get(id);
         if bin_prev == NIL {
             self.holes = bin_next;
@@ -141,138 +126,6 @@ impl Heap {
         if bin_next != NIL {
             self.nodes.at(bin_next).bin_prev = bin_prev;
         }
-    }
-
-    /// The place where the least memory need be mapped so that `stream` can have `len` bytes.
-    pub fn plan_growth(&self, stream: StreamId, len: u64, align: u64) -> Option<Growth> {
-        let align = align.max(QUANTUM);
-        let mut best: Option<Growth> = None;
-        let (mut id, mut seen) = (self.holes, 0);
-        while id != NIL && (seen < HOLE_SCAN || best.is_none()) {
-            if let Some(plan) = self.growth_in(id, stream, len, align) {
-                if best.is_none_or(|b| (plan.need, plan.off) < (b.need, b.off)) {
-                    best = Some(plan);
-                }
-            }
-            id = self.nodes.get(id).bin_next;
-            seen += 1;
-        }
-        best
-    }
-
-    fn growth_in(&self, hole: NodeId, stream: StreamId, len: u64, align: u64) -> Option<Growth> {
-        let h = *self.nodes.get(hole);
-        let (before, after) = (h.prev, h.next);
-        let from = if self.usable(before, stream) { self.nodes.get(before).off } else { h.off };
-        let start = from.checked_add(align - 1)? & !(align - 1);
-        let end = start.checked_add(len)?;
-        // Nothing before `start` is needed, but only whole pages can be left out.
-        let off = h.off.max(start / PAGE * PAGE);
-        let neighbour = |id: NodeId, uses: bool| if uses { id } else { NIL };
-        let before = neighbour(before, from < h.off);
-        if end <= h.end() {
-            let need = end.saturating_sub(off).max(1).div_ceil(PAGE).saturating_mul(PAGE);
-            let room = h.end().saturating_sub(off);
-            // A hole ends at a page, so that the rounded need fits.
-            return Some(Growth { hole, off, need, room, neighbours: [before, NIL] });
-        }
-        if self.usable(after, stream) && end <= self.nodes.get(after).end() && off < h.end() {
-            let need = h.end().saturating_sub(off);
-            return Some(Growth { hole, off, need, room: need, neighbours: [before, after] });
-        }
-        None
-    }
-
-    /// Takes `len` bytes (from `need` to `room`), to be filled by `pieces` chunks, of a planned growth out of the hole, and its free
-    /// neighbours out of their lists, so that nobody else gets them meanwhile. The plan must be from the same
-    /// hold of the lock. Afterwards [`Heap::commit_map`] or [`Heap::abort_map`] needs no memory.
-    pub fn begin_map(&mut self, plan: &Growth, len: u64, pieces: usize) -> Result<NodeId, NoHostMemory> {
-        let end = plan.off.saturating_add(len);
-        self.nodes.reserve(2)?;
-        self.pages.reserve_start(plan.off)?;
-        self.pages.reserve_start(end.saturating_sub(1))?;
-        self.pages.reserve_chunks(plan.off, len)?;
-        let hole = *self.nodes.get(plan.hole);
-        if end < hole.end() {
-            self.pages.reserve_start(end)?;
-        }
-        self.chunks.promise(pieces)?;
-        self.unlink_hole(plan.hole);
-        let mut id = plan.hole;
-        if plan.off > hole.off {
-            id = self.cut(plan.hole, plan.off);
-            self.link_hole(plan.hole);
-        }
-        if end < hole.end() {
-            let rest = self.cut(id, end);
-            self.link_hole(rest);
-        }
-        let node = self.nodes.at(id);
-        (node.kind, node.requested) = (Kind::Busy, pieces as u64);
-        for neighbour in plan.neighbours {
-            if neighbour != NIL {
-                self.unlink_free(neighbour);
-                self.set_busy(neighbour);
-            }
-        }
-        Ok(id)
-    }
-
-    /// Books chunks (length and token, in address order) as mapped over the whole busy extent, and joins it to the
-    /// neighbours that the growth counted on. The memory is everyone's, or `stream`'s if a neighbour is.
-    pub fn commit_map(
-        &mut self,
-        busy: NodeId,
-        plan: &Growth,
-        pieces: impl Iterator<Item = (u64, u64)>,
-        stream: StreamId,
-    ) {
-        let Node { off, len, requested: mut promised, .. } = *self.nodes.get(busy);
-        let mut at = off;
-        for (piece, token) in pieces {
-            let id = self.chunks.add(Chunk { off: at, len: piece, token, own: false, seq: 0, next: NIL });
-            self.pages.set_chunk(at, piece, id);
-            promised = promised.saturating_sub(1);
-            at = at.saturating_add(piece);
-        }
-        self.chunks.break_promise(promised);
-        debug_assert_eq!(at, off.saturating_add(len), "the pieces do not fill the extent");
-        self.bytes.mapped = self.bytes.mapped.saturating_add(len);
-        self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
-        self.bytes.cached = self.bytes.cached.saturating_add(len);
-        let node = self.nodes.at(busy);
-        (node.flags, node.seq) = (0, 0);
-        // With the neighbours it becomes one extent, which must then be the stream's unless all of it is everyone's.
-        let all_shared = plan.neighbours.iter().all(|n| *n == NIL || self.nodes.get(*n).stream == SHARED);
-        let whose = if all_shared { SHARED } else { stream };
-        for id in plan.neighbours.into_iter().filter(|n| *n != NIL) {
-            self.end_busy(id);
-            self.assign(id, whose);
-            self.insert_free(id, whose);
-        }
-        self.insert_free(busy, whose);
-    }
-
-    /// Nothing was mapped: the busy extent is a hole again, and the neighbours are what they were.
-    pub fn abort_map(&mut self, busy: NodeId, plan: &Growth) {
-        self.return_neighbours(busy, plan);
-        self.insert_hole(busy);
-    }
-
-    /// The growth failed, but its range cannot be used: the neighbours are what they were, the extent stays busy until
-    /// [`Heap::abandon`].
-    pub fn return_neighbours(&mut self, busy: NodeId, plan: &Growth) {
-        self.chunks.break_promise(self.nodes.get(busy).requested);
-        for id in plan.neighbours.into_iter().filter(|n| *n != NIL) {
-            self.end_busy(id);
-            let stream = self.nodes.get(id).stream;
-            self.insert_free(id, stream);
-        }
-    }
-
-    /// A range that could not be unmapped was, after all.
-    pub fn abandon(&mut self, busy: NodeId) {
-        self.insert_hole(busy);
     }
 
     /// Counts memory that the driver neither lets be used nor takes back.
@@ -289,7 +142,7 @@ impl Heap {
         self.bytes.mapped = self.bytes.mapped.saturating_sub(len);
     }
 
-    fn insert_hole(&mut self, id: NodeId) {
+    pub(super) fn insert_hole(&mut self, id: NodeId) {
         let mut id = id;
         self.nodes.at(id).kind = Kind::Hole;
         let prev = self.nodes.get(id).prev;
@@ -357,7 +210,7 @@ impl Heap {
         &self,
         wanted: u64,
         done: &dyn Fn(StreamId) -> u64,
-        spared: [NodeId; 2],
+        spared: &[NodeId],
         out: &mut Vec<u32>,
         take: &dyn Fn(&Chunk, u64) -> bool,
     ) -> Result<u64, NoHostMemory> {
@@ -429,7 +282,7 @@ impl Heap {
     }
 
     /// Takes a free extent, in no list, out of use for a while. Its stream must keep its id meanwhile.
-    fn set_busy(&mut self, id: NodeId) {
+    pub(super) fn set_busy(&mut self, id: NodeId) {
         let node = self.nodes.at(id);
         node.kind = Kind::Busy;
         let stream = node.stream;
@@ -438,7 +291,7 @@ impl Heap {
         }
     }
 
-    fn end_busy(&mut self, id: NodeId) {
+    pub(super) fn end_busy(&mut self, id: NodeId) {
         let stream = self.nodes.get(id).stream;
         if let Some(queue) = self.queues.get_mut(stream as usize) {
             queue.busy = queue.busy.saturating_sub(1);
@@ -501,6 +354,3 @@ impl Heap {
         self.insert_free(busy, stream);
     }
 }
-
-/// How many holes [`Heap::plan_growth`] compares, once one serves; a limit on the work of one growth.
-const HOLE_SCAN: usize = 1024;

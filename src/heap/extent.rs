@@ -2,76 +2,67 @@
 
 use super::bins::fits;
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
-use super::{Heap, NoHostMemory, PARKED, QUANTUM, block_flags};
+use super::{Heap, NoHostMemory, PAGE, QUANTUM, SLAB_HOME, block_flags};
 
 impl Heap {
-    /// Keeps a freed extent as it is, for the next request of its size on `stream`.
+    /// Keeps a freed extent as it is, in case the next request of `stream` is of its size.
     pub(super) fn park(&mut self, id: NodeId, stream: StreamId) {
+        self.unpark(stream);
         let node = self.nodes.at(id);
         node.kind = Kind::Parked;
         node.stream = stream;
-        let len = node.len;
-        let Some(queue) = self.queues.get_mut(stream as usize) else {
-            return;
-        };
-        let mut evicted = NIL;
-        if queue.parked_count >= PARKED {
-            // The oldest makes room, so that a size no longer used does not stay.
-            evicted = queue.parked.first().copied().unwrap_or(NIL);
-            queue.parked.copy_within(1.., 0);
-            queue.parked_len.copy_within(1.., 0);
-            queue.parked_count = PARKED - 1;
-        }
-        let at = queue.parked_count;
-        if let (Some(slot), Some(slot_len)) = (queue.parked.get_mut(at), queue.parked_len.get_mut(at)) {
-            *slot = id;
-            *slot_len = len;
-            queue.parked_count = at.saturating_add(1);
-        }
-        if evicted != NIL {
-            self.release_extent(evicted, stream);
+        if let Some(queue) = self.queues.get_mut(stream as usize) {
+            (queue.parked, queue.parked_len) = (id, node.len);
         }
     }
 
-    /// The parked extent of exactly `len` bytes that was freed last.
-    pub(super) fn take_parked(&mut self, stream: StreamId, len: u64) -> Option<NodeId> {
-        let queue = self.queues.get_mut(stream as usize)?;
-        let count = queue.parked_count;
-        let at = queue.parked_len.get(..count)?.iter().rposition(|l| *l == len)?;
-        let id = queue.parked.get(at).copied()?;
-        queue.parked.copy_within(at.saturating_add(1)..count, at);
-        queue.parked_len.copy_within(at.saturating_add(1)..count, at);
-        queue.parked_count = count.saturating_sub(1);
-        Some(id)
-    }
-
-    /// Lets all parked extents of the stream coalesce.
+    /// Lets the parked extent of the stream coalesce.
     pub(super) fn unpark(&mut self, stream: StreamId) {
-        while let Some(queue) = self.queues.get_mut(stream as usize) {
-            let Some(last) = queue.parked_count.checked_sub(1) else {
-                break;
-            };
-            queue.parked_count = last;
-            let id = queue.parked.get(last).copied().unwrap_or(NIL);
-            self.release_extent(id, stream);
+        self.unpark_for(stream, stream);
+    }
+
+    fn unpark_for(&mut self, stream: StreamId, whose: StreamId) {
+        let Some(queue) = self.queues.get_mut(stream as usize) else { return };
+        let id = core::mem::replace(&mut queue.parked, NIL);
+        queue.parked_len = 0;
+        if id != NIL {
+            self.release_extent(id, whose);
         }
     }
 
-    /// Makes the parked extents that were freed up to `done` everyone's.
+    /// Makes the parked extent everyone's if it was freed no later than `done`.
     pub(super) fn settle_parked(&mut self, stream: StreamId, done: u64) {
-        let mut at = 0;
-        while let Some(queue) = self.queues.get_mut(stream as usize) {
-            let count = queue.parked_count;
-            let Some(id) = queue.parked.get(..count).and_then(|p| p.get(at)).copied() else { break };
-            if self.nodes.get(id).seq > done {
-                at = at.saturating_add(1);
-                continue;
-            }
-            queue.parked.copy_within(at.saturating_add(1)..count, at);
-            queue.parked_len.copy_within(at.saturating_add(1)..count, at);
-            queue.parked_count = count.saturating_sub(1);
-            self.release_extent(id, SHARED);
+        let Some(queue) = self.queues.get(stream as usize) else { return };
+        if queue.parked != NIL && self.nodes.get(queue.parked).seq <= done {
+            self.unpark_for(stream, SHARED);
         }
+    }
+
+    /// The parked extent, if it is of `len` bytes and just where the best fit would put a request of `len` bytes once the extent has
+    /// coalesced. So parking saves time, and changes nothing else.
+    #[inline]
+    pub(super) fn take_parked(&mut self, stream: StreamId, len: u64) -> Option<NodeId> {
+        let queue = self.queues.get(stream as usize)?;
+        if queue.parked_len != len {
+            return None;
+        }
+        let id = queue.parked;
+        let node = self.nodes.get(id);
+        if self.merges(node.prev, id) {
+            return None;
+        }
+        let behind = if self.merges(node.next, id) { self.nodes.get(node.next).len } else { 0 };
+        let whole = len.saturating_add(behind);
+        let bins = queue.bins.first()?;
+        let shared = self.queues.first().filter(|_| stream != SHARED).and_then(|q| q.bins.first());
+        for bins in core::iter::once(bins).chain(shared) {
+            if bins.has_better(&self.nodes, len, (whole, node.off), node.next) {
+                return None;
+            }
+        }
+        let queue = self.queues.get_mut(stream as usize)?;
+        (queue.parked, queue.parked_len) = (NIL, 0);
+        Some(id)
     }
 
     /// Lets a freed extent coalesce, and notes in its chunks that they were used until now.
@@ -92,6 +83,19 @@ impl Heap {
             self.link_age(id);
             return id;
         }
+        let mut id = self.coalesce(id);
+        let node = self.nodes.at(id);
+        if node.flags & SLAB_HOME != 0 && node.len >= PAGE {
+            // No slab is left here: it is ordinary memory again.
+            node.flags &= !SLAB_HOME;
+            id = self.coalesce(id);
+        }
+        self.relink(id);
+        id
+    }
+
+    /// Joins a free extent in no list with those of its free neighbours that are in the same hands.
+    fn coalesce(&mut self, id: NodeId) -> NodeId {
         let mut id = id;
         let prev = self.nodes.get(id).prev;
         if self.merges(prev, id) {
@@ -104,15 +108,14 @@ impl Heap {
             self.unlink_free(next);
             self.absorb_next(id);
         }
-        self.relink(id);
         id
     }
 
     /// Puts a free extent into the lists of its stream.
     fn relink(&mut self, id: NodeId) {
         self.link_age(id);
-        let stream = self.nodes.get(id).stream;
-        if let Some(bins) = self.queues.get_mut(stream as usize).and_then(|q| q.bins.first_mut()) {
+        let Node { stream, flags, .. } = *self.nodes.get(id);
+        if let Some(bins) = self.queues.get_mut(stream as usize).and_then(|q| q.bins_for(flags)) {
             bins.insert(&mut self.nodes, id);
         }
     }
@@ -125,6 +128,8 @@ impl Heap {
         let (a, b) = (self.nodes.get(neighbour), self.nodes.get(id));
         a.kind == Kind::Free
             && a.flags & block_flags::OWN_ALLOCATION == 0
+            && a.flags & SLAB_HOME == b.flags & SLAB_HOME
+            && (a.flags & SLAB_HOME == 0 || a.off / PAGE == b.off / PAGE)
             && (a.stream == b.stream || (self.merge_all && (a.stream == SHARED || b.stream == SHARED)))
     }
 
@@ -176,7 +181,7 @@ impl Heap {
         };
         queue.age_list(len).remove(&mut self.nodes, id);
         if flags & block_flags::OWN_ALLOCATION == 0 {
-            if let Some(bins) = queue.bins.first_mut() {
+            if let Some(bins) = queue.bins_for(flags) {
                 bins.remove(&mut self.nodes, id);
             }
         }
@@ -211,16 +216,34 @@ impl Heap {
         len: u64,
         align: u64,
     ) -> Result<Option<NodeId>, NoHostMemory> {
+        self.take_from(stream, len, align, 0)
+    }
+
+    /// The same out of the homes of slabs.
+    pub(super) fn take_from_homes(
+        &mut self,
+        stream: StreamId,
+        len: u64,
+    ) -> Result<Option<NodeId>, NoHostMemory> {
+        self.take_from(stream, len, QUANTUM, SLAB_HOME)
+    }
+
+    fn take_from(
+        &mut self,
+        stream: StreamId,
+        len: u64,
+        align: u64,
+        flags: u8,
+    ) -> Result<Option<NodeId>, NoHostMemory> {
         let find = |s: StreamId| {
-            let bins = self.queues.get(s as usize)?.bins.first()?;
+            let at = usize::from(flags & SLAB_HOME != 0);
+            let bins = self.queues.get(s as usize)?.bins.get(at)?;
             let id = bins.best_fit(&self.nodes, len, align)?;
             Some((self.nodes.get(id).len, s != stream, id))
         };
         let own = find(stream);
         let shared = if stream == SHARED { None } else { find(SHARED) };
-        let Some((_, _, id)) = own.into_iter().chain(shared).min() else {
-            return Ok(None);
-        };
+        let Some((_, _, id)) = own.into_iter().chain(shared).min() else { return Ok(None) };
         self.cut_out(id, len, align).map(Some)
     }
 
@@ -263,7 +286,7 @@ impl Heap {
             let (mut id, mut seen) = (head, 0);
             while id != NIL && seen < STITCH_SCAN {
                 let (first, off, end) = self.run_around(id, stream);
-                if fits(off, end.saturating_sub(off), len, align.max(QUANTUM)) {
+                if self.usable(id, stream) && fits(off, end.saturating_sub(off), len, align.max(QUANTUM)) {
                     self.claim_run(first, end, stream);
                     return true;
                 }
@@ -278,7 +301,7 @@ impl Heap {
     pub(super) fn usable(&self, id: NodeId, stream: StreamId) -> bool {
         let node = self.nodes.get(id);
         node.kind == Kind::Free
-            && node.flags & block_flags::OWN_ALLOCATION == 0
+            && node.flags & (block_flags::OWN_ALLOCATION | SLAB_HOME) == 0
             && (node.stream == stream || node.stream == SHARED)
     }
 

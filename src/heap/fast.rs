@@ -1,12 +1,12 @@
-//! The fast path: a request that the stream's own slab or its last parked extent serves, and the free that puts it
+//! The fast path: a request that the stream's own slab or its parked extent serves, and the free that puts it
 //! back. Everything else is answered with "no" and goes the general way, which does the same and more.
 //!
 //! The budget is the time of one uncontended mutex for each of the two; `make bench` has the figures.
 
-use super::node::{Kind, StreamId};
+use super::node::{Kind, NIL, StreamId};
 use super::size::{MAX_SMALL, QUANTUM, UNIT, class_of, round_up};
 use super::slab::State;
-use super::{BlockInfo, Heap, MAX_PARKED_LEN, PARKED, block_flags};
+use super::{BlockInfo, Heap, block_flags};
 
 /// What a block must not be for its free to be simple.
 const NOT_SIMPLE: u8 = block_flags::USED_ELSEWHERE | block_flags::OWN_ALLOCATION;
@@ -38,12 +38,7 @@ impl Heap {
             return Some(off);
         }
         let size = round_up(len, QUANTUM)?;
-        let last = queue.parked_count.checked_sub(1)?;
-        if *queue.parked_len.get(last)? != size {
-            return None;
-        }
-        let id = *queue.parked.get(last)?;
-        queue.parked_count = last;
+        let id = self.take_parked(stream, size)?;
         Some(self.hand_out(id, info))
     }
 
@@ -57,14 +52,11 @@ impl Heap {
         let node = self.nodes.find(id)?;
         let queue = self.queues.get_mut(stream as usize)?;
         if node.kind == Kind::Used {
-            let count = queue.parked_count;
             let simple = node.off == off && node.flags & NOT_SIMPLE == 0 && node.owner == 0;
-            if !simple || count >= PARKED || node.len >= MAX_PARKED_LEN {
+            if !simple || queue.parked != NIL {
                 return None;
             }
-            *queue.parked.get_mut(count)? = id;
-            *queue.parked_len.get_mut(count)? = node.len;
-            queue.parked_count = count.wrapping_add(1);
+            (queue.parked, queue.parked_len) = (id, node.len);
             self.seq = self.seq.wrapping_add(1);
             queue.last_free = self.seq;
             node.kind = Kind::Parked;
@@ -89,7 +81,7 @@ impl Heap {
             && block.owner == 0
             && slab.stream == stream;
         // A full slab goes back on its list, and an empty one may be given up unless it is the only one.
-        let alone = slab.prev == super::NIL && slab.next == super::NIL;
+        let alone = slab.prev == NIL && slab.next == NIL;
         if !simple || slab.free == 0 || (slab.free.wrapping_add(1) == all && !alone) {
             return None;
         }

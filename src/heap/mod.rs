@@ -12,6 +12,7 @@ mod bins;
 mod chunk;
 mod extent;
 mod fast;
+mod growth;
 mod node;
 mod pages;
 mod size;
@@ -21,7 +22,8 @@ mod validate;
 #[cfg(test)]
 mod tests;
 
-pub use chunk::{Chunk, Growth};
+pub use chunk::Chunk;
+pub use growth::{Growth, Part};
 pub use node::{Kind, NIL, NodeId, SHARED, StreamId};
 pub use size::{CLASSES, MAX_SIZE, MAX_SMALL, PAGE, QUANTUM, UNIT, class_of, class_size, round_up};
 
@@ -57,6 +59,10 @@ pub mod block_flags {
     /// One driver allocation of its own: its memory serves no other block.
     pub const OWN_ALLOCATION: u8 = 4;
 }
+
+/// Flag of extents in a slab home: a page that serves slabs only. Slabs live long and are small; wherever they like they would keep
+/// a page each from becoming idle.
+const SLAB_HOME: u8 = 0x80;
 
 /// A live block, found by an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,21 +108,17 @@ pub struct Bytes {
     pub mapped_peak: u64,
 }
 
-/// How many freed extents of a stream keep their size for a request of the same size. A limit,
-/// because they do not coalesce meanwhile and are searched one by one.
-const PARKED: usize = 16;
-
 /// The memory of one stream, or with [`SHARED`] of everyone.
 struct Queue {
-    /// One element: boxed without an infallible allocation.
+    /// Free extents, and those in the homes of slabs; boxed without an infallible allocation.
     bins: Vec<Bins>,
     /// Free extents of a page and more, least recently used first.
     big: AgeList,
     /// The other free extents.
     small: AgeList,
-    parked: [NodeId; PARKED],
-    parked_len: [u64; PARKED],
-    parked_count: usize,
+    /// The extent freed last, if it has not coalesced yet, and its length.
+    parked: NodeId,
+    parked_len: u64,
     /// For each size class the slabs with room.
     slabs: [u32; CLASSES],
     /// Slabs of any fill.
@@ -138,6 +140,8 @@ pub struct Heap {
     holes: NodeId,
     /// Blocks freed device-ordered, oldest first.
     pending: AgeList,
+    /// A slab may be cut from any extent: there is no page for a home.
+    pub scatter: bool,
     /// Counts frees; the age of free memory is told in it.
     seq: u64,
     /// With one stream in the arena everything idle is that stream's, and coalesces as such.
@@ -150,15 +154,15 @@ pub struct Heap {
 impl Queue {
     fn new() -> Result<Queue, NoHostMemory> {
         let mut bins = Vec::new();
-        bins.try_reserve_exact(1).map_err(|_| NoHostMemory)?;
+        bins.try_reserve_exact(2).map_err(|_| NoHostMemory)?;
+        bins.push(Bins::new());
         bins.push(Bins::new());
         Ok(Queue {
             bins,
             big: AgeList::EMPTY,
             small: AgeList::EMPTY,
-            parked: [NIL; PARKED],
-            parked_len: [0; PARKED],
-            parked_count: 0,
+            parked: NIL,
+            parked_len: 0,
             slabs: [NIL; CLASSES],
             slab_count: 0,
             last_free: 0,
@@ -166,13 +170,18 @@ impl Queue {
         })
     }
 
+    /// The bins that an extent with these flags is in.
+    fn bins_for(&mut self, flags: u8) -> Option<&mut Bins> {
+        self.bins.get_mut(usize::from(flags & SLAB_HOME != 0))
+    }
+
     fn age_list(&mut self, len: u64) -> &mut AgeList {
         if len >= PAGE { &mut self.big } else { &mut self.small }
     }
 
     fn is_empty(&self) -> bool {
-        let held = self.parked_count.saturating_add(self.slab_count).saturating_add(self.busy);
-        held == 0 && self.bins.iter().all(Bins::is_empty)
+        let held = self.slab_count.saturating_add(self.busy);
+        self.parked == NIL && held == 0 && self.bins.iter().all(Bins::is_empty)
     }
 }
 
@@ -188,6 +197,7 @@ impl Heap {
             pending: AgeList::EMPTY,
             seq: 0,
             merge_all: false,
+            scatter: false,
             debris: 0,
             bytes: Bytes::default(),
         };
@@ -253,21 +263,16 @@ impl Heap {
         let Some(len) = round_up(len, QUANTUM) else {
             return Ok(None);
         };
-        if align <= QUANTUM {
-            if let Some(id) = self.take_parked(stream, len) {
-                return Ok(Some(self.hand_out(id, info)));
-            }
-        }
         self.unpark(stream);
         Ok(self.take_extent(stream, len, align.max(QUANTUM))?.map(|id| self.hand_out(id, info)))
     }
 
-    /// How many bytes of an extent a request takes from the bins.
-    pub fn extent_for(len: u64, align: u64) -> Option<u64> {
+    /// The extent that a request needs where nothing idle serves it, and its alignment: for a small one a home for its slab.
+    pub fn extent_for(len: u64, align: u64) -> Option<(u64, u64)> {
         if len <= MAX_SMALL && align <= UNIT {
-            return Some(slab::slab_bytes(class_of(len)));
+            return Some((PAGE, PAGE));
         }
-        round_up(len, QUANTUM)
+        Some((round_up(len, QUANTUM)?, align.max(QUANTUM)))
     }
 
     #[inline]
@@ -358,7 +363,7 @@ impl Heap {
                 self.uncount_live(block.len, block.info.requested);
                 self.bytes.cached = self.bytes.cached.saturating_add(block.len);
                 self.nodes.at(id).seq = seq;
-                if block.info.flags & block_flags::OWN_ALLOCATION != 0 || block.len >= MAX_PARKED_LEN {
+                if block.info.flags & block_flags::OWN_ALLOCATION != 0 {
                     self.release_extent(id, stream);
                 } else {
                     self.park(id, stream);
@@ -457,6 +462,3 @@ impl Heap {
         validate::validate(self);
     }
 }
-
-/// Extents of this length and more coalesce at once: they are too large to be kept for one size.
-const MAX_PARKED_LEN: u64 = 1 << 30;

@@ -25,7 +25,7 @@ pub enum Kind {
     Hole,
     /// Idle memory, in the bins of its stream.
     Free,
-    /// Idle memory that keeps its size for the next request of its stream, in no bin.
+    /// Idle memory, the last that its stream freed, in no bin: it coalesces when the stream's next call wants something else.
     Parked,
     /// A block in a caller's hands.
     Used,

@@ -11,11 +11,11 @@ pub const QUANTUM: u64 = 4096;
 /// Granularity of chunks: the least that the driver maps (`cuMemGetAllocationGranularity`).
 pub const PAGE: u64 = 2 << 20;
 /// Largest size served from slabs.
-pub const MAX_SMALL: u64 = 32 << 10;
+pub const MAX_SMALL: u64 = 4 << 10;
 /// Largest size the heap takes at all. Device addresses have fewer than 2^48 bytes.
 pub const MAX_SIZE: u64 = 1 << 47;
 /// Number of size classes.
-pub const CLASSES: usize = 32;
+pub const CLASSES: usize = 8;
 /// Largest number of blocks in a slab.
 pub const MAX_SLAB_BLOCKS: u64 = 128;
 
@@ -28,35 +28,23 @@ pub const fn round_up(value: u64, to: u64) -> Option<u64> {
     }
 }
 
-/// The size class of a size in `1..=MAX_SMALL`.
-///
-/// Up to 4 KiB a class each 512 bytes; above, eight classes for each doubling, so that neighbours
-/// are at most 12.5 % apart.
+/// The size class of a size in `1..=MAX_SMALL`: one each 512 bytes, the least alignment.
 pub const fn class_of(size: u64) -> usize {
-    let last = size.saturating_sub(1) / UNIT; // Units, less one.
-    let group = (63u32.saturating_sub((last | 1).leading_zeros())).saturating_sub(3);
-    (group as usize).saturating_mul(8).saturating_add((last >> group) as usize)
+    (size.saturating_sub(1) / UNIT) as usize
 }
 
 /// Bytes of a block of the class.
 pub const fn class_size(class: usize) -> u64 {
-    let class = class as u64;
-    let (group, step) = if class < 8 { (0, class) } else { ((class / 8).saturating_sub(1), (class % 8) | 8) };
-    (step.saturating_add(1) << group).saturating_mul(UNIT)
+    (class as u64).saturating_add(1).saturating_mul(UNIT)
 }
 
-/// Blocks in a slab of the class: at least eight and at least 64 KiB, and as many as make the slab a
-/// whole number of quanta, so that it has no tail.
+/// Blocks in a slab of the class: at least 64 KiB, and as many as make the slab a whole number of quanta, so that it has no tail.
 pub const fn slab_blocks(class: usize) -> u64 {
     let size = class_size(class);
-    let wanted = if size.saturating_mul(8) > 64 << 10 { 8 } else { (64u64 << 10).div_ceil(size) };
     // size / UNIT times the count must be a multiple of QUANTUM / UNIT = 8.
-    let step = 8_u64 >> min(3, (size / UNIT).trailing_zeros());
-    wanted.div_ceil(step).saturating_mul(step)
-}
-
-const fn min(a: u32, b: u32) -> u32 {
-    if a < b { a } else { b }
+    let zeros = (size / UNIT).trailing_zeros();
+    let step = 8_u64 >> if zeros < 3 { zeros } else { 3 };
+    (64u64 << 10).div_ceil(size).div_ceil(step).saturating_mul(step)
 }
 
 #[cfg(test)]
@@ -76,12 +64,6 @@ mod tests {
             }
         }
         assert_eq!(class_size(CLASSES - 1), MAX_SMALL);
-        for class in 8..CLASSES {
-            assert!(
-                class_size(class) * 8 <= class_size(class - 1) * 9,
-                "class {class} is over 12.5 % from its neighbour"
-            );
-        }
     }
 
     #[test]
@@ -89,8 +71,8 @@ mod tests {
         for class in 0..CLASSES {
             let bytes = slab_blocks(class) * class_size(class);
             assert_eq!(bytes % QUANTUM, 0, "class {class}");
-            assert!(slab_blocks(class) >= 8 && slab_blocks(class) <= MAX_SLAB_BLOCKS);
-            assert!((64 << 10..=288 << 10).contains(&bytes), "class {class}: {bytes}");
+            assert!(slab_blocks(class) >= 16 && slab_blocks(class) <= MAX_SLAB_BLOCKS);
+            assert!((64 << 10..=96 << 10).contains(&bytes), "class {class}: {bytes}");
         }
     }
 

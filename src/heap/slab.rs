@@ -2,11 +2,11 @@
 //!
 //! A slab belongs to one stream. A block freed there is that stream's again at once; a block freed
 //! elsewhere waits as pending and returns to its slab when the device is finished with it. A slab that is wholly
-//! free coalesces again, except for one of each class that the stream keeps.
+//! free coalesces again, except for one of each class that the stream keeps. Slabs share pages of their own.
 
 use super::node::{Kind, NIL, Node, NodeId, StreamId};
 use super::size::{MAX_SLAB_BLOCKS, QUANTUM, UNIT, class_of, class_size, slab_blocks};
-use super::{Block, BlockInfo, Heap, NoHostMemory, NotLive, Place};
+use super::{Block, BlockInfo, Heap, NoHostMemory, NotLive, PAGE, Place, SLAB_HOME};
 
 const WORDS: usize = (MAX_SLAB_BLOCKS / 64) as usize;
 /// No pending block.
@@ -241,11 +241,11 @@ impl Heap {
             }
         }
         self.unpark(stream);
-        let Some(node) = self.take_extent(stream, len, QUANTUM)? else {
+        let Some(node) = self.take_for_slab(stream, len)? else {
             return Ok(None);
         };
         let Node { off, .. } = *self.nodes.get(node);
-        // A slab is at most 288 KiB: two pages, and both may need entries.
+        // A slab is far smaller than a page: it lies in two at most, and both may need entries.
         if self.pages.reserve_start(off).and(self.pages.reserve_start(off.saturating_add(len - 1))).is_err() {
             self.insert_free(node, stream);
             return Err(NoHostMemory);
@@ -286,6 +286,27 @@ impl Heap {
         }
         self.list_slab(index);
         Ok(Some(index))
+    }
+
+    /// An extent for a slab: in a home that has room, in a new home, or at worst anywhere.
+    fn take_for_slab(&mut self, stream: StreamId, len: u64) -> Result<Option<NodeId>, NoHostMemory> {
+        if let Some(node) = self.take_from_homes(stream, len)? {
+            return Ok(Some(node));
+        }
+        if let Some(home) = self.take_extent(stream, PAGE, PAGE)? {
+            self.nodes.at(home).flags = SLAB_HOME;
+            // In no list it counts as free, so it can be cut; the rest goes to the bins of homes.
+            let end = self.nodes.get(home).off.saturating_add(len);
+            if self.nodes.reserve(1).and(self.pages.reserve_start(end)).is_err() {
+                self.insert_free(home, stream);
+                return Err(NoHostMemory);
+            }
+            let rest = self.cut(home, end);
+            self.nodes.at(home).kind = Kind::Busy;
+            self.insert_free(rest, stream);
+            return Ok(Some(home));
+        }
+        if self.scatter { self.take_extent(stream, len, QUANTUM) } else { Ok(None) }
     }
 
     pub(super) fn slab_block(&self, id: NodeId, off: u64, exact: bool) -> Result<Block, NotLive> {
@@ -372,7 +393,7 @@ impl Heap {
         }
         let node = self.nodes.at(slab.node);
         node.slab = NIL;
-        node.flags = 0;
+        node.flags &= SLAB_HOME;
         node.seq = slab.seq;
         self.release_extent(slab.node, slab.stream);
     }

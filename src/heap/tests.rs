@@ -12,21 +12,27 @@ fn heap() -> Heap {
     heap
 }
 
-/// Maps what `stream` needs for the request, as chunks of powers of two.
-fn grow(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> bool {
-    let Some(plan) = heap.plan_growth(stream, len, align) else {
-        return false;
-    };
+/// Chunks of powers of two, `largest` at most, that fill a plan.
+fn pieces(plan: &Growth, largest: u64) -> Vec<(u64, u64, u64)> {
     let mut pieces = Vec::new();
-    let mut left = plan.need;
-    while left > 0 {
-        let piece = (1u64 << left.ilog2()).min(16 * PAGE);
-        pieces.push((piece, left));
-        left -= piece;
+    for part in &plan.parts {
+        let (mut off, end) = (part.off, part.off + part.len);
+        while off < end {
+            let piece = (1u64 << (end - off).ilog2()).min(largest);
+            pieces.push((off, piece, off));
+            off += piece;
+        }
     }
-    let busy = heap.begin_map(&plan, plan.need, pieces.len()).unwrap();
+    pieces
+}
+
+/// Maps what `stream` needs for the request.
+fn grow(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> bool {
+    let Some(mut plan) = heap.plan_growth(stream, len, align).unwrap() else { return false };
+    let pieces = pieces(&plan, 16 * PAGE);
+    heap.begin_map(&mut plan, pieces.len()).unwrap();
     heap.validate();
-    heap.commit_map(busy, &plan, pieces.into_iter(), stream);
+    heap.commit_map(&plan, pieces.into_iter(), stream);
     true
 }
 
@@ -40,8 +46,8 @@ fn take(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> Option<u64> 
     if let Some(off) = heap.allocate(stream, len, align, info).unwrap() {
         return Some(off);
     }
-    let extent = Heap::extent_for(len, align).unwrap();
-    if !heap.stitch(stream, extent, align) && !grow(heap, stream, extent, align) {
+    let (extent, extent_align) = Heap::extent_for(len, align).unwrap();
+    if !heap.stitch(stream, extent, extent_align) && !grow(heap, stream, extent, extent_align) {
         return None;
     }
     let off = heap.allocate(stream, len, align, info).unwrap();
@@ -52,7 +58,7 @@ fn take(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> Option<u64> 
 /// Unmaps up to `wanted` bytes of idle chunks.
 fn shrink(heap: &mut Heap, wanted: u64, device: &Device) -> u64 {
     let mut idle = Vec::new();
-    heap.collect_idle(wanted, &|s| device.done[s as usize], [NIL, NIL], &mut idle, &|_, _| true).unwrap();
+    heap.collect_idle(wanted, &|s| device.done[s as usize], &[], &mut idle, &|_, _| true).unwrap();
     let mut sum = 0;
     for chunk in idle {
         let Chunk { off, len, .. } = heap.chunk(chunk).unwrap();
@@ -249,7 +255,7 @@ fn run(ops: Vec<Op>, single: bool) {
     let end = heap.bytes();
     assert_eq!(Bytes { live_peak: 0, mapped_peak: 0, ..end }, Bytes::default());
     assert_eq!(
-        heap.plan_growth(1, SPACE, PAGE).map(|p| p.need),
+        heap.plan_growth(1, SPACE, PAGE).unwrap().map(|p| p.need),
         Some(SPACE),
         "the address space is whole again"
     );
@@ -305,7 +311,7 @@ fn a_growth_uses_the_idle_end_of_what_is_mapped() {
     let second = take(&mut heap, a, 4 * PAGE, UNIT).unwrap();
     heap.free_on(&heap.block_at(second).unwrap(), a);
     heap.flush(a);
-    let plan = heap.plan_growth(a, 6 * PAGE, UNIT).unwrap();
+    let plan = heap.plan_growth(a, 6 * PAGE, UNIT).unwrap().unwrap();
     assert_eq!(plan.need, 2 * PAGE);
     heap.free_on(&heap.block_at(first).unwrap(), a);
 }
@@ -331,19 +337,19 @@ fn own_allocations_serve_no_other_request() {
 fn growths_under_way_do_not_take_each_others_records() {
     let mut heap = heap();
     let a = heap.add_stream().unwrap();
-    let pages = |n: u64| (0..n).map(|i| (PAGE, i));
     let plans: Vec<_> = (1..6u64)
         .map(|n| {
-            let plan = heap.plan_growth(a, 9 * n * PAGE, UNIT).unwrap();
-            let busy = heap.begin_map(&plan, plan.need, (9 * n) as usize).unwrap();
-            (plan, busy, 9 * n)
+            let mut plan = heap.plan_growth(a, 9 * n * PAGE, UNIT).unwrap().unwrap();
+            let pieces = pieces(&plan, PAGE);
+            heap.begin_map(&mut plan, pieces.len()).unwrap();
+            (plan, pieces)
         })
         .collect();
-    for (i, (plan, busy, n)) in plans.into_iter().enumerate() {
+    for (i, (plan, pieces)) in plans.into_iter().enumerate() {
         if i % 2 == 0 {
-            heap.commit_map(busy, &plan, pages(n), a);
+            heap.commit_map(&plan, pieces.into_iter(), a);
         } else {
-            heap.abort_map(busy, &plan);
+            heap.abort_map(&plan);
         }
         // Every page of what is mapped has a chunk, which this checks.
         heap.validate();
@@ -351,4 +357,51 @@ fn growths_under_way_do_not_take_each_others_records() {
         heap.validate();
     }
     assert_eq!(heap.bytes().mapped, heap.chunks().map(|c| c.len).sum::<u64>());
+}
+
+#[test]
+fn a_growth_uses_what_is_left_between_survivors() {
+    let mut heap = heap();
+    let a = heap.add_stream().unwrap();
+    let half = PAGE / 2;
+    // A survivor in the middle of its page, then half a page and four whole ones that are given up.
+    let survivor = take(&mut heap, a, half, UNIT).unwrap();
+    let free = take(&mut heap, a, half + 4 * PAGE, UNIT).unwrap();
+    let last = take(&mut heap, a, 4 * PAGE, UNIT).unwrap();
+    assert_eq!((survivor, free, last), (0, half, 5 * PAGE));
+    heap.free_on(&heap.block_at(free).unwrap(), a);
+    heap.flush(a);
+    let mut device = Device::default();
+    device.advance(a, u64::MAX);
+    assert_eq!(shrink(&mut heap, u64::MAX, &device), 4 * PAGE);
+    let plan = heap.plan_growth(a, 4 * PAGE + half, UNIT).unwrap().unwrap();
+    assert_eq!((plan.parts.len(), plan.parts[0].off, plan.need), (1, PAGE, 4 * PAGE));
+    assert_eq!(plan.frees.len(), 1, "the half page before the hole is part of it");
+}
+
+#[test]
+fn parking_changes_no_placement() {
+    // A twin that never parks: every free of it coalesces at once.
+    let (mut heap, mut twin) = (heap(), heap());
+    let (a, b) = (heap.add_stream().unwrap(), twin.add_stream().unwrap());
+    let mut live = Vec::new();
+    let mut seed = 7u64;
+    for _ in 0..4000 {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let random = seed >> 33;
+        if live.len() < 20 || random % 2 == 0 {
+            let len = MAX_SMALL + 1 + [1, 2, 3, 5, 8][(random >> 1) as usize % 5] * (300 << 10);
+            let off = take(&mut heap, a, len, UNIT).unwrap();
+            assert_eq!(off, take(&mut twin, b, len, UNIT).unwrap());
+            live.push(off);
+        } else {
+            let off = live.swap_remove(random as usize / 2 % live.len());
+            if heap.free_fast(off, a).is_none() {
+                heap.free_on(&heap.block_at(off).unwrap(), a);
+            }
+            twin.free_on(&twin.block_at(off).unwrap(), b);
+            twin.flush(b);
+        }
+        heap.validate();
+    }
 }

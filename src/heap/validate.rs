@@ -5,7 +5,7 @@
 
 use super::node::{AgeList, Kind, NIL, SHARED};
 use super::size::{PAGE, QUANTUM, class_size, slab_blocks};
-use super::{Bytes, Heap, block_flags};
+use super::{Bytes, Heap, SLAB_HOME, block_flags};
 
 pub fn validate(heap: &Heap) {
     let mut bytes = Bytes::default();
@@ -32,6 +32,8 @@ pub fn validate(heap: &Heap) {
                 let mergeable = before.kind == Kind::Free
                     && node.kind == Kind::Free
                     && !own
+                    && before.flags & SLAB_HOME == node.flags & SLAB_HOME
+                    && (node.flags & SLAB_HOME == 0 || before.off / PAGE == node.off / PAGE)
                     && before.stream == node.stream;
                 assert!(!mergeable, "{before:?} and {node:?} should be one");
                 assert!(!(before.kind == Kind::Hole && node.kind == Kind::Hole), "two holes side by side");
@@ -127,14 +129,17 @@ pub fn validate(heap: &Heap) {
             }
             aged += ages(heap, list, Kind::Free);
         }
-        queue.bins[0].for_each(&heap.nodes, |id| {
-            assert_eq!(heap.nodes.get(id).kind, Kind::Free);
-            assert_eq!(heap.nodes.get(id).stream as usize, stream);
-            binned += 1;
-        });
-        for (id, len) in queue.parked.iter().zip(&queue.parked_len).take(queue.parked_count) {
-            assert_eq!(heap.nodes.get(*id).kind, Kind::Parked);
-            assert_eq!(heap.nodes.get(*id).len, *len);
+        for (at, bins) in queue.bins.iter().enumerate() {
+            bins.for_each(&heap.nodes, |id| {
+                assert_eq!(usize::from(heap.nodes.get(id).flags & SLAB_HOME != 0), at);
+                assert_eq!(heap.nodes.get(id).kind, Kind::Free);
+                assert_eq!(heap.nodes.get(id).stream as usize, stream);
+                binned += 1;
+            });
+        }
+        if queue.parked != NIL {
+            assert_eq!(heap.nodes.get(queue.parked).kind, Kind::Parked);
+            assert_eq!(heap.nodes.get(queue.parked).len, queue.parked_len);
             kept += 1;
         }
     }

@@ -10,7 +10,7 @@ use crate::arena::{Calls, Debris, Mapper};
 use crate::driver::lock::{Guard, Lock};
 use crate::driver::{Api, Event};
 use crate::error::{Result, Status, bail, fail};
-use crate::heap::{self, BlockInfo, Heap, NoHostMemory, NodeId, NotLive, SHARED, StreamId, block_flags};
+use crate::heap::{self, BlockInfo, Heap, NoHostMemory, NotLive, Part, SHARED, StreamId, block_flags};
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Instant;
 
@@ -90,8 +90,8 @@ pub struct State {
     pub spare: Vec<Event>,
     pub counters: Counters,
     pub owners: Owners,
-    /// What the driver would not take back, with the busy extent that some of it is mapped in.
-    pub debris: Vec<(Debris, Option<NodeId>)>,
+    /// What the driver would not take back, with the busy extents that some of it is mapped in.
+    pub debris: Vec<(Debris, Vec<Part>)>,
     /// Bytes that growths under way are about to take.
     pub growing: u64,
     pub options: Options,

@@ -3,11 +3,14 @@
 //! The functions here are what the C functions do, with checked arguments and Rust results.
 
 mod arena;
+mod grow;
 mod ladder;
 pub mod options;
 mod order;
 mod owners;
 mod registry;
+mod release;
+mod report;
 mod settle;
 
 use crate::driver::lifecycle::{self, Life};

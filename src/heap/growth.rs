@@ -1,0 +1,229 @@
+//! Growth: where to map memory so that a request fits.
+//!
+//! A request may lie across free extents and holes in any order, so that what is left between survivors is used in place; the plan
+//! with the least to map is taken. Between planning and booking its free extents and holes are busy, and nobody else's.
+
+use super::chunk::Chunk;
+use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
+use super::{Heap, NoHostMemory, PAGE, QUANTUM};
+
+/// How many holes are compared, once one serves; a limit on the work of one growth.
+const HOLE_SCAN: usize = 256;
+/// How many extents before a hole a request may begin; a limit for the same reason.
+const RUN_SCAN: usize = 32;
+
+/// A range that is to be mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The hole; from [`Heap::begin_map`] on the busy extent of exactly this range.
+    pub node: NodeId,
+    pub off: u64,
+    /// A multiple of [`PAGE`].
+    pub len: u64,
+}
+
+/// Where memory is to be mapped so that a request fits.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Growth {
+    pub parts: Vec<Part>,
+    /// Free extents that the request will lie in too; not to be unmapped for it.
+    pub frees: Vec<NodeId>,
+    /// Bytes of all parts.
+    pub need: u64,
+    /// Chunk records that were promised.
+    promised: usize,
+}
+
+impl Heap {
+    /// The place where the least memory need be mapped so that `stream` can have `len` bytes at a multiple of `align`.
+    pub fn plan_growth(
+        &self,
+        stream: StreamId,
+        len: u64,
+        align: u64,
+    ) -> Result<Option<Growth>, NoHostMemory> {
+        let align = align.max(QUANTUM);
+        let mut best = (u64::MAX, u64::MAX, NIL);
+        let (mut hole, mut seen) = (self.holes, 0);
+        while hole != NIL && (seen < HOLE_SCAN || best.2 == NIL) {
+            // Candidates: the request begins at the start of one of the extents before the hole that are free or holes.
+            let (mut first, mut steps) = (hole, 0);
+            loop {
+                if let Some((need, start)) = self.measure(first, stream, len, align) {
+                    if (need, start) < (best.0, best.1) {
+                        best = (need, start, first);
+                    }
+                }
+                let before = self.nodes.get(first).prev;
+                steps += 1;
+                if steps >= RUN_SCAN || !self.mappable(before, stream) {
+                    break;
+                }
+                first = before;
+            }
+            hole = self.nodes.get(hole).bin_next;
+            seen += 1;
+        }
+        if best.2 == NIL { Ok(None) } else { self.plan_from(best.2, stream, len, align).map(Some) }
+    }
+
+    /// Whether a request of `stream` may lie in the extent, once it is mapped.
+    fn mappable(&self, id: NodeId, stream: StreamId) -> bool {
+        id != NIL && (self.nodes.get(id).kind == Kind::Hole || self.usable(id, stream))
+    }
+
+    /// The part of a hole that must be mapped for the range.
+    fn part_of(hole: &Node, start: u64, end: u64) -> (u64, u64) {
+        // Holes begin and end at pages.
+        let off = hole.off.max(start / PAGE * PAGE);
+        let to = hole.end().min(end.div_ceil(PAGE).saturating_mul(PAGE));
+        (off, to.saturating_sub(off))
+    }
+
+    /// What must be mapped for a request that begins in the extent `first`, and where it begins.
+    fn measure(&self, first: NodeId, stream: StreamId, len: u64, align: u64) -> Option<(u64, u64)> {
+        let mut node = self.nodes.get(first);
+        let start = node.off.checked_add(align - 1)? & !(align - 1);
+        let end = start.checked_add(len)?;
+        let mut need = 0u64;
+        loop {
+            if node.kind == Kind::Hole {
+                need = need.saturating_add(Self::part_of(node, start, end).1);
+            }
+            if node.end() >= end {
+                return (need > 0).then_some((need, start));
+            }
+            if !self.mappable(node.next, stream) {
+                return None;
+            }
+            node = self.nodes.get(node.next);
+        }
+    }
+
+    fn plan_from(
+        &self,
+        first: NodeId,
+        stream: StreamId,
+        len: u64,
+        align: u64,
+    ) -> Result<Growth, NoHostMemory> {
+        let mut plan = Growth::default();
+        let mut id = first;
+        let start = self.nodes.get(first).off.saturating_add(align - 1) & !(align - 1);
+        let end = start.saturating_add(len);
+        while id != NIL && self.mappable(id, stream) {
+            let node = self.nodes.get(id);
+            if node.kind == Kind::Hole {
+                let (off, len) = Self::part_of(node, start, end);
+                if len > 0 && off < end {
+                    plan.parts.try_reserve(1).map_err(|_| NoHostMemory)?;
+                    plan.parts.push(Part { node: id, off, len });
+                    plan.need = plan.need.saturating_add(len);
+                }
+            } else {
+                plan.frees.try_reserve(1).map_err(|_| NoHostMemory)?;
+                plan.frees.push(id);
+            }
+            if node.end() >= end {
+                break;
+            }
+            id = node.next;
+        }
+        Ok(plan)
+    }
+
+    /// Takes what is planned out of the lists. The plan must be from the same hold of the lock, and at most `pieces` chunks will
+    /// fill it. Afterwards [`Heap::commit_map`] or [`Heap::abort_map`] needs no memory.
+    pub fn begin_map(&mut self, plan: &mut Growth, pieces: usize) -> Result<(), NoHostMemory> {
+        self.nodes.reserve(plan.parts.len().saturating_mul(2))?;
+        for part in &plan.parts {
+            let end = part.off.saturating_add(part.len);
+            self.pages.reserve_start(part.off)?;
+            self.pages.reserve_chunks(part.off, part.len)?;
+            if end < self.nodes.get(part.node).end() {
+                self.pages.reserve_start(end)?;
+            }
+        }
+        self.chunks.promise(pieces)?;
+        plan.promised = pieces;
+        for part in &mut plan.parts {
+            let hole = *self.nodes.get(part.node);
+            let end = part.off.saturating_add(part.len);
+            self.unlink_hole(part.node);
+            if part.off > hole.off {
+                let rest = part.node;
+                part.node = self.cut(rest, part.off);
+                self.link_hole(rest);
+            }
+            if end < hole.end() {
+                let rest = self.cut(part.node, end);
+                self.link_hole(rest);
+            }
+            self.nodes.at(part.node).kind = Kind::Busy;
+        }
+        for id in &plan.frees {
+            self.unlink_free(*id);
+            self.set_busy(*id);
+        }
+        Ok(())
+    }
+
+    /// Books chunks (offset, length and token) that fill all parts, and joins these to the free extents of the plan. The memory is
+    /// everyone's, or `stream`'s if one of those extents is not everyone's.
+    pub fn commit_map(
+        &mut self,
+        plan: &Growth,
+        pieces: impl Iterator<Item = (u64, u64, u64)>,
+        stream: StreamId,
+    ) {
+        let mut filled = 0u64;
+        let mut promised = plan.promised;
+        for (off, len, token) in pieces {
+            let id = self.chunks.add(Chunk { off, len, token, own: false, seq: 0, next: NIL });
+            self.pages.set_chunk(off, len, id);
+            filled = filled.saturating_add(len);
+            promised = promised.saturating_sub(1);
+        }
+        self.chunks.break_promise(promised);
+        debug_assert_eq!(filled, plan.need, "the pieces do not fill the growth");
+        self.bytes.mapped = self.bytes.mapped.saturating_add(plan.need);
+        self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
+        self.bytes.cached = self.bytes.cached.saturating_add(plan.need);
+        let all_shared = plan.frees.iter().all(|id| self.nodes.get(*id).stream == SHARED);
+        let whose = if all_shared { SHARED } else { stream };
+        for part in &plan.parts {
+            let node = self.nodes.at(part.node);
+            (node.flags, node.seq) = (0, 0);
+            self.insert_free(part.node, whose);
+        }
+        for id in &plan.frees {
+            self.end_busy(*id);
+            self.assign(*id, whose);
+            self.insert_free(*id, whose);
+        }
+    }
+
+    /// Nothing was mapped: the parts are holes again, and the free extents what they were.
+    pub fn abort_map(&mut self, plan: &Growth) {
+        self.return_frees(plan);
+        for part in &plan.parts {
+            self.insert_hole(part.node);
+        }
+    }
+
+    /// The growth failed, but its parts cannot be used: the free extents are what they were, the parts stay busy until
+    /// [`Heap::abandon`].
+    pub fn return_frees(&mut self, plan: &Growth) {
+        self.chunks.break_promise(plan.promised);
+        for id in &plan.frees {
+            self.end_busy(*id);
+            let stream = self.nodes.get(*id).stream;
+            self.insert_free(*id, stream);
+        }
+    }
+
+    /// A range that could not be unmapped was, after all.
+    pub fn abandon(&mut self, busy: NodeId) {
+        self.insert_hole(busy);
+    }
+}

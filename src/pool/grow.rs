@@ -1,0 +1,306 @@
+//! Growth: taking more memory from the driver, and moving idle chunks to where they serve a request.
+//!
+//! What is to be done is decided and taken out of the lists under the lock, done without it, and booked and handed out under
+//! one more hold of it, so that no other thread can take what this one has won.
+
+use super::arena::{Arena, State, Want, host_oom};
+use crate::arena::{Calls, Debris, Left, Piece};
+use crate::driver::{Api, relaxed};
+use crate::error::{Result, Status, bail};
+use crate::heap::{Chunk, Growth, Heap, NIL, NoHostMemory, NodeId, PAGE, Part, QUANTUM, round_up};
+use crate::logging::log_line;
+
+/// A growth is made of about this many chunks at most. The driver's cost goes with their number, but a chunk is only given up whole, and a small
+/// survivor traps all of it: with half as many the hardest of the traces that `make bench` takes runs out of memory at 5 % above its live peak.
+const PIECES_PER_GROWTH: u64 = 128;
+/// Requests of up to this many bytes share `cuMemAlloc` chunks of [`SHARED_CHUNK`]; larger ones get chunks of their own size, because
+/// nothing can be unmapped from between two survivors here.
+const SHARED_MOST: u64 = 2 << 20;
+const SHARED_CHUNK: u64 = 16 << 20;
+
+/// Room made before every operation that may leave debris, for as many threads as may be in one at once; failed moves leave two.
+pub(super) const ROOM_FOR_DEBRIS: usize = 64;
+
+/// What became of an attempt to get more memory.
+pub(super) enum Attempt {
+    Served(u64),
+    /// No memory: from the driver, or within the limit.
+    Refused,
+}
+
+/// Idle memory that may be unmapped for a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Idle {
+    Keep,
+    Remap,
+}
+
+impl Arena {
+    /// Takes more memory from the driver, or moves what is idle to where it serves the request.
+    pub(super) fn grow(&self, api: &Api, want: &Want, idle: Idle) -> Result<Attempt> {
+        if self.mapper.range.is_some() && !want.own_allocation {
+            self.grow_range(api, want, idle)
+        } else {
+            self.grow_by_malloc(api, want)
+        }
+    }
+
+    fn grow_range(&self, api: &Api, want: &Want, idle: Idle) -> Result<Attempt> {
+        let base = self.mapper.range.map_or(0, |r| r.base);
+        let mut state = self.lock()?;
+        let Some(step) = state.plan_step(want, idle, base, self.total)? else { return Ok(Attempt::Refused) };
+        drop(state);
+
+        let Step { plan, fresh, mut pieces, moved } = step;
+        let mut calls = Calls::default();
+        let placed = relaxed(api, || self.mapper.place(api, &mut pieces, &mut calls));
+
+        let mut state = self.lock()?;
+        state.growing = state.growing.saturating_sub(fresh);
+        state.counters.calls.add(calls);
+        // The moved pieces come in the order of `moved`, whatever lies between them.
+        for ((chunk, node), piece) in moved.iter().zip(pieces.iter().filter(|p| p.from != 0)) {
+            if piece.left == Left::Stuck {
+                state.heap.strand(*node, *chunk);
+                state.keep_stuck(*piece, *node);
+            } else if placed.is_ok() || piece.left != Left::Nothing {
+                state.heap.commit_unmap(*node, *chunk);
+            } else {
+                state.heap.abort_unmap(*node);
+            }
+        }
+        if let Err(status) = placed {
+            state.heap.note_mapped(calls.created);
+            state.bury(plan, pieces);
+            let refused = status == Status::POOL_ERROR_OUT_OF_MEMORY;
+            return if refused { Ok(Attempt::Refused) } else { Err(status) };
+        }
+        let stream = state.stream(want.key).map_err(host_oom)?;
+        let placed = pieces.iter().map(|p| (p.to.wrapping_sub(base), p.len, p.handle));
+        state.heap.commit_map(&plan, placed, stream);
+        log_line!(
+            Debug,
+            "device {}: mapped {} chunks for {} bytes, {fresh} of them new",
+            self.device(),
+            pieces.len(),
+            want.size
+        );
+        Ok(state.try_allocate(want)?.map_or(Attempt::Refused, Attempt::Served))
+    }
+
+    fn grow_by_malloc(&self, api: &Api, want: &Want) -> Result<Attempt> {
+        let Some(exact) = malloc_bytes(want) else { return Ok(Attempt::Refused) };
+        let roomy = if want.own_allocation || exact > SHARED_MOST { exact } else { SHARED_CHUNK };
+        for len in if roomy > exact { [roomy, exact] } else { [exact, 0] } {
+            if len == 0 {
+                break;
+            }
+            {
+                let mut state = self.lock()?;
+                if state.is_over_limit(len, self.total) {
+                    continue;
+                }
+                state.regions.reserve(len).map_err(host_oom)?;
+                state.growing = state.growing.saturating_add(len);
+            }
+            let mut calls = Calls::default();
+            let taken = relaxed(api, || self.mapper.malloc(api, len, &mut calls));
+            let mut state = self.lock()?;
+            state.growing = state.growing.saturating_sub(len);
+            state.counters.calls.add(calls);
+            let address = match taken {
+                Ok(address) => address,
+                Err(Status::POOL_ERROR_OUT_OF_MEMORY) => continue,
+                Err(status) => return Err(status),
+            };
+            match state.book_region(address, len, want) {
+                Ok(Some(address)) => return Ok(Attempt::Served(address)),
+                Ok(None) => return Ok(state.try_allocate(want)?.map_or(Attempt::Refused, Attempt::Served)),
+                Err(status) => {
+                    drop(state);
+                    let mut calls = Calls::default();
+                    let freed = relaxed(api, || self.mapper.free(api, address, &mut calls));
+                    let mut state = self.lock()?;
+                    state.counters.calls.add(calls);
+                    if freed.is_err() {
+                        state.heap.add_debris(len);
+                    }
+                    return Err(status);
+                }
+            }
+        }
+        Ok(Attempt::Refused)
+    }
+}
+
+/// A growth that has been taken out of the lists and waits for the driver.
+struct Step {
+    plan: Growth,
+    /// Bytes to be created.
+    fresh: u64,
+    pieces: Vec<Piece>,
+    /// The chunks among the pieces that are moved, with their busy extents, in the order of the pieces.
+    moved: Vec<(u32, NodeId)>,
+}
+
+impl State {
+    /// Decides what to map where, and takes it out of the lists. `None` if there is no address space or the limit is in the way.
+    fn plan_step(&mut self, want: &Want, idle: Idle, base: u64, total: u64) -> Result<Option<Step>> {
+        if idle == Idle::Remap {
+            self.flush();
+        }
+        let stream = self.stream(want.key).map_err(host_oom)?;
+        let Some((len, align)) = Heap::extent_for(want.size, want.align) else { return Ok(None) };
+        let Some(plan) = self.heap.plan_growth(stream, len, align).map_err(host_oom)? else {
+            return Ok(None);
+        };
+        let mut chunks = Vec::new();
+        if idle == Idle::Remap {
+            // A chunk is moved whole, into one part.
+            let largest = plan.parts.iter().map(|part| part.len).max().unwrap_or(0);
+            let fits = |chunk: &Chunk, sum: u64| {
+                !chunk.own && chunk.len <= largest && sum.saturating_add(chunk.len) <= plan.need
+            };
+            let done = |stream| self.done_of(stream);
+            self.heap.collect_idle(plan.need, &done, &plan.frees, &mut chunks, &fits).map_err(host_oom)?;
+        }
+        self.take_step(plan, &mut chunks, base, total).map_err(host_oom)
+    }
+
+    fn take_step(
+        &mut self,
+        mut plan: Growth,
+        chunks: &mut Vec<u32>,
+        base: u64,
+        total: u64,
+    ) -> core::result::Result<Option<Step>, NoHostMemory> {
+        let len_of = |heap: &Heap, id: u32| heap.chunk(id).map_or(0, |c| c.len);
+        // Large chunks first, while the parts still have room for them.
+        chunks.sort_unstable_by_key(|id| core::cmp::Reverse(len_of(&self.heap, *id)));
+        let sum = chunks.iter().fold(0u64, |sum, id| sum.saturating_add(len_of(&self.heap, *id)));
+        let largest =
+            (plan.need.saturating_sub(sum) / PIECES_PER_GROWTH).max(1).next_power_of_two().max(PAGE);
+        let (mut pieces, mut moved) = (Vec::new(), Vec::new());
+        let mut fresh = 0u64;
+        for part in &plan.parts {
+            let (mut at, end) = (part.off, part.off.saturating_add(part.len));
+            while at < end {
+                let room = end.saturating_sub(at);
+                let next = chunks.iter().position(|id| len_of(&self.heap, *id) <= room);
+                let mut piece = match next.map(|next| chunks.remove(next)) {
+                    Some(id) => {
+                        let Some(chunk) = self.heap.chunk(id) else { continue };
+                        moved.try_reserve(1).map_err(|_| NoHostMemory)?;
+                        moved.push((id, NIL));
+                        Piece::mapped(chunk.len, chunk.token, self.regions.address(chunk.off))
+                    }
+                    None => {
+                        let len = (1u64 << room.ilog2()).min(largest);
+                        fresh = fresh.saturating_add(len);
+                        Piece::fresh(len)
+                    }
+                };
+                piece.to = base.wrapping_add(at);
+                at = at.saturating_add(piece.len);
+                pieces.try_reserve(1).map_err(|_| NoHostMemory)?;
+                pieces.push(piece);
+            }
+        }
+        if fresh > 0 && self.is_over_limit(fresh, total) {
+            return Ok(None);
+        }
+        self.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| NoHostMemory)?;
+        self.heap.begin_map(&mut plan, pieces.len())?;
+        for at in 0..moved.len() {
+            let Some((chunk, node)) = moved.get_mut(at) else { break };
+            match self.heap.begin_unmap(*chunk) {
+                Ok(busy) => *node = busy,
+                Err(NoHostMemory) => {
+                    for (_, node) in moved.iter().take(at) {
+                        self.heap.abort_unmap(*node);
+                    }
+                    self.heap.abort_map(&plan);
+                    return Err(NoHostMemory);
+                }
+            }
+        }
+        self.growing = self.growing.saturating_add(fresh);
+        Ok(Some(Step { plan, fresh, pieces, moved }))
+    }
+
+    /// After a growth that failed: its parts are holes again, unless something is mapped in them that could not be unmapped.
+    fn bury(&mut self, plan: Growth, mut pieces: Vec<Piece>) {
+        pieces.retain(|p| matches!(p.left, Left::Memory | Left::Mapping));
+        let mut parts = Vec::new();
+        if pieces.iter().any(|p| p.left == Left::Mapping) {
+            self.heap.return_frees(&plan);
+            parts = plan.parts;
+        } else {
+            self.heap.abort_map(&plan);
+        }
+        for piece in &mut pieces {
+            piece.from = if piece.left == Left::Mapping { piece.to } else { 0 };
+        }
+        self.keep_debris(Debris { pieces }, parts);
+    }
+
+    /// Books what the driver would not take back. Room for it was made before.
+    pub(super) fn keep_debris(&mut self, debris: Debris, busy: Vec<Part>) {
+        if debris.pieces.is_empty() {
+            return;
+        }
+        self.heap.add_debris(debris.bytes());
+        if self.debris.len() < self.debris.capacity() {
+            self.debris.push((debris, busy));
+        } else {
+            log_line!(Error, "{} bytes stay with the driver for good", debris.bytes());
+        }
+    }
+
+    /// The same for a chunk that stays mapped where it was, in an extent that stays busy.
+    fn keep_stuck(&mut self, piece: Piece, node: NodeId) {
+        let (mut pieces, mut busy) = (Vec::new(), Vec::new());
+        if pieces.try_reserve_exact(1).is_err() || busy.try_reserve_exact(1).is_err() {
+            self.heap.add_debris(piece.len);
+            return;
+        }
+        busy.push(Part { node, off: 0, len: piece.len });
+        pieces.push(piece);
+        self.keep_debris(Debris { pieces }, busy);
+    }
+
+    /// Books what `cuMemAlloc` gave; a request for an own allocation is served with it. After an error nothing is booked.
+    fn book_region(&mut self, address: u64, len: u64, want: &Want) -> Result<Option<u64>> {
+        if address % QUANTUM != 0 || (want.own_allocation && address % want.align != 0) {
+            bail!(
+                POOL_ERROR_NOT_SUPPORTED,
+                "cuMemAlloc of {len} bytes gave {address:#x}, which is not aligned to {}",
+                want.align
+            );
+        }
+        let info = self.block_info(want)?;
+        // Again, because others may have taken the room that was made before the driver was called.
+        self.regions.reserve(len).map_err(host_oom)?;
+        let off = self.regions.add(address, len);
+        let own = want.own_allocation.then_some(info);
+        if self.heap.add_chunk_region(off, len, address, own).is_err() {
+            self.regions.remove(off);
+            return Err(host_oom(NoHostMemory));
+        }
+        if want.own_allocation {
+            return Ok(Some(self.handed_out(off, want, info.owner)));
+        }
+        Ok(None)
+    }
+}
+
+/// What a request takes from the driver where chunks are `cuMemAlloc` memory. Whole pages, because the driver aligns those to
+/// pages, and smaller ones share a page with strangers.
+fn malloc_bytes(want: &Want) -> Option<u64> {
+    if want.own_allocation {
+        return round_up(want.size, PAGE);
+    }
+    let (len, align) = Heap::extent_for(want.size, want.align)?;
+    let slack = if align > PAGE { align } else { 0 };
+    round_up(len.checked_add(slack)?, PAGE)
+}

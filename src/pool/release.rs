@@ -1,0 +1,160 @@
+//! Release: giving idle memory back to the driver, and what becomes of an arena whose context is gone.
+
+use super::arena::{Arena, host_oom};
+use super::grow::ROOM_FOR_DEBRIS;
+use super::registry;
+use crate::arena::{Calls, Debris, Left, Piece};
+use crate::driver::{Api, relaxed};
+use crate::error::{Result, Status};
+use crate::heap::{Chunk, Heap, NoHostMemory};
+use crate::logging::log_line;
+use core::sync::atomic::Ordering::*;
+use core::time::Duration;
+use std::time::Instant;
+
+impl Arena {
+    /// Tries again to be rid of what the driver would not take back.
+    pub(super) fn clear_debris(&self, api: &Api) -> Result<()> {
+        loop {
+            let Some((mut debris, busy)) = self.lock()?.debris.pop() else { return Ok(()) };
+            let before = debris.bytes();
+            let mut calls = Calls::default();
+            let clear = self.mapper.clear(api, &mut debris, &mut calls);
+            let mut state = self.lock()?;
+            state.counters.calls.add(calls);
+            state.heap.remove_debris(before);
+            if !clear {
+                state.keep_debris(debris, busy);
+                return Ok(());
+            }
+            for part in busy {
+                state.heap.abandon(part.node);
+            }
+        }
+    }
+
+    /// Gives idle chunks back to the driver, least recently used first, until `wanted` bytes are. Returns the bytes.
+    pub(super) fn release_idle(&self, api: &Api, wanted: u64) -> Result<u64> {
+        self.release_where(api, wanted, &|_| true)
+    }
+
+    fn release_where(&self, api: &Api, wanted: u64, which: &dyn Fn(&Chunk) -> bool) -> Result<u64> {
+        self.clear_debris(api)?;
+        let mut state = self.lock()?;
+        state.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| host_oom(NoHostMemory))?;
+        state.flush();
+        let mut out = Vec::new();
+        let take = |chunk: &Chunk, _| which(chunk);
+        state.heap.collect_idle(wanted, &|s| state.done_of(s), &[], &mut out, &take).map_err(host_oom)?;
+        let (mut pieces, mut nodes) = (Vec::new(), Vec::new());
+        pieces.try_reserve_exact(out.len()).map_err(|_| host_oom(NoHostMemory))?;
+        nodes.try_reserve_exact(out.len()).map_err(|_| host_oom(NoHostMemory))?;
+        for chunk in out {
+            let Some(record) = state.heap.chunk(chunk) else { continue };
+            // What could be taken is released; the rest must wait for host memory.
+            let Ok(node) = state.heap.begin_unmap(chunk) else { break };
+            let from = state.regions.address(record.off);
+            pieces.push(Piece::mapped(record.len, record.token, from));
+            nodes.push((chunk, node));
+        }
+        drop(state);
+
+        let mut calls = Calls::default();
+        let (gone, result) = relaxed(api, || self.discard(api, &mut pieces, &mut calls));
+        let mut state = self.lock()?;
+        state.counters.calls.add(calls);
+        let mut released = 0u64;
+        for (at, ((chunk, node), piece)) in nodes.iter().zip(&pieces).enumerate() {
+            if at < gone {
+                let off = state.heap.chunk(*chunk).map_or(u64::MAX, |c| c.off);
+                state.heap.commit_unmap(*node, *chunk);
+                if !self.has_in_range(piece.from) {
+                    state.regions.remove(off);
+                }
+                if piece.left == Left::Nothing {
+                    released = released.saturating_add(piece.len);
+                }
+            } else {
+                state.heap.abort_unmap(*node);
+            }
+        }
+        pieces.retain(|p| p.left == Left::Memory);
+        pieces.iter_mut().for_each(|p| p.from = 0);
+        state.keep_debris(Debris { pieces }, Vec::new());
+        if let Err(status) = result {
+            log_line!(Warn, "device {}: the driver took back {released} bytes only", self.device());
+            if released == 0 && status != Status::POOL_ERROR_OUT_OF_MEMORY {
+                return Err(status);
+            }
+        }
+        Ok(released)
+    }
+
+    /// Returns the pieces to the driver; the first `n` are gone when it stops.
+    fn discard(&self, api: &Api, pieces: &mut [Piece], calls: &mut Calls) -> (usize, Result<()>) {
+        let mut gone = 0;
+        for run in pieces.chunk_by_mut(|a, b| self.has_in_range(a.from) == self.has_in_range(b.from)) {
+            if run.first().is_some_and(|p| self.has_in_range(p.from)) {
+                let (n, result) = self.mapper.discard(api, run, calls);
+                gone += n;
+                if result.is_err() {
+                    return (gone, result);
+                }
+                continue;
+            }
+            for piece in run {
+                if let Err(status) = self.mapper.free(api, piece.handle, calls) {
+                    return (gone, Err(status));
+                }
+                gone += 1;
+            }
+        }
+        (gone, Ok(()))
+    }
+
+    /// Returns the memory of own allocations that are finished with: it serves no other request.
+    pub(super) fn release_own(&self, api: &Api) -> Result<u64> {
+        self.release_where(api, u64::MAX, &|chunk| chunk.own)
+    }
+
+    /// Gives back idle memory until at most `keep` bytes stay cached.
+    pub fn trim(&self, api: &Api, keep: u64) -> Result<u64> {
+        if self.is_lost() {
+            return Ok(0);
+        }
+        let deadline = Instant::now() + Duration::from_millis(u64::from(self.lock()?.options.settle_ms));
+        if !self.lock()?.is_captured() {
+            self.wait(api, deadline, |_| Ok(false))?;
+        }
+        let excess = {
+            let mut state = self.lock()?;
+            state.flush();
+            state.heap.bytes().cached.saturating_sub(keep)
+        };
+        if excess == 0 { Ok(0) } else { self.release_idle(api, excess) }
+    }
+
+    /// The context is gone: its memory is returned, and only the addresses stay known.
+    pub(super) fn lose(&self, api: &Api) {
+        if self.lost.swap(true, AcqRel) {
+            return;
+        }
+        registry::forget(self);
+        log_line!(Info, "device {}: the context is gone, and the pool's memory in it", self.device());
+        let Ok(mut state) = self.lock() else { return };
+        let mut pieces = Vec::new();
+        for chunk in state.heap.chunks().filter(|c| self.mapper.range.is_some_and(|r| c.off < r.len)) {
+            if pieces.try_reserve(1).is_err() {
+                break;
+            }
+            let from = state.regions.address(chunk.off);
+            pieces.push(Piece::mapped(chunk.len, chunk.token, from));
+        }
+        if let Ok(empty) = Heap::new() {
+            state.heap = empty;
+        }
+        drop(state);
+        // Memory of handles outlives contexts, so it is ours to return; `cuMemAlloc` memory went with the context.
+        let _ = relaxed(api, || self.mapper.discard(api, &mut pieces, &mut Calls::default()));
+    }
+}
