@@ -55,9 +55,8 @@ pub unsafe extern "C" fn pool_free(ptr: *mut c_void) -> pool_status {
 ///
 /// @param out Receives the block, or NULL on failure and for size 0.
 /// @param size Bytes.
-/// @param stream A stream of the current context, not destroyed. Its work must have finished, or a
-///               `pool_trim` must have passed, before a stream that was given to the pool is destroyed
-///               and another one may be created with the same handle.
+/// @param stream A stream of the current context, not destroyed. The driver may give a new stream the handle of
+///               a destroyed one at once, so wait for a stream's work before you destroy it, if blocks were freed on it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_alloc_async(
     out: *mut *mut c_void,
@@ -76,7 +75,13 @@ pub unsafe extern "C" fn pool_alloc_async(
 /// only when `stream` has got as far as this call. All uses of the block on other streams must be
 /// ordered before this point of `stream`, or have been named with `pool_use_on_stream`.
 ///
-/// @param ptr A block, or NULL (nothing happens). Errors as for `pool_free`.
+/// Stream capture: while a stream of the context is captured, the pool makes no call that would break the capture: it does
+/// not wait, ask events or unmap, and may have to answer out of memory. It sees captures of blocking streams by itself. A
+/// non-blocking stream it has to be told of, by calling this function with `ptr` NULL right after the capture of `stream` has
+/// begun, and again right after it has ended; the second call also ends the restraint, which otherwise lasts ten seconds from
+/// the last call that found the stream captured. Memory that the graph uses when it is launched must stay allocated.
+///
+/// @param ptr A block, or NULL: nothing is freed, `POOL_OK`. Errors as for `pool_free`.
 /// @param stream The stream; it is not touched after this call has returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_free_async(ptr: *mut c_void, stream: *mut CUstream_st) -> pool_status {
@@ -126,8 +131,8 @@ pub unsafe extern "C" fn pool_query(ptr: *const c_void, info: *mut pool_block_in
 }
 
 /// Gives idle memory back to the driver until at most `keep_bytes` stay cached. Waits (bounded by the
-/// option `settle_ms`) for freed memory that the device may still be using; during a stream capture
-/// it does not wait.
+/// option `settle_ms`) for freed memory that the device may still be using; during a stream capture (see
+/// `pool_free_async`) it does not wait.
 ///
 /// @param pool The pool; NULL is the default pool.
 /// @param device Device ordinal, or `POOL_DEVICE_CURRENT`.

@@ -30,7 +30,7 @@ pub struct pool_request {
     /// Bytes, a power of two up to `POOL_MAX_ALIGNMENT`; 0 is `POOL_DEFAULT_ALIGNMENT`,
     /// and less than that is raised to it.
     pub alignment: usize,
-    /// Device ordinal, or `POOL_DEVICE_CURRENT`.
+    /// Device ordinal, or `POOL_DEVICE_CURRENT`, which is also what a shorter struct means.
     pub device: i32,
     /// Not used; 0.
     pub reserved: i32,
@@ -131,7 +131,8 @@ pub struct pool_options {
     /// `POOL_ORDER_*`: `device`, or `stream:legacy`; what `pool_alloc` and `pool_free` mean.
     pub order: i32,
     /// Milliseconds: the longest that one request waits for freed memory to be finished with on the
-    /// device before it is answered `POOL_ERROR_OUT_OF_MEMORY`.
+    /// device before it is answered `POOL_ERROR_OUT_OF_MEMORY`. Drivers before 12.5 can only wait for all work
+    /// of a context, without a bound; that is done only for memory that was freed device-ordered or not on a stream's last call.
     pub settle_ms: u32,
     /// `POOL_LOG_*`: `off`, `error`, `warn`, `info` or `debug`; written to stderr. Process-wide.
     pub log: i32,

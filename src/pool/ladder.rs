@@ -6,12 +6,16 @@
 use super::arena::{Arena, State, Want, host_oom};
 use super::grow::{Attempt, Idle};
 use super::registry;
+use super::settle::{Polled, Waited};
 use crate::driver::Api;
 use crate::error::{Result, Status, bail};
 use crate::heap::Heap;
 use crate::logging::log_line;
 use core::time::Duration;
 use std::time::Instant;
+
+/// How often a request waits for freed memory that other threads then get. A limit, because others may go on for ever.
+const SETTLE_ROUNDS: usize = 64;
 
 impl Arena {
     /// Climbs the ladder for a request that the arena's lists could not serve.
@@ -47,7 +51,11 @@ impl Arena {
         if let Some(address) = self.search(want)? {
             return Ok(address);
         }
-        if !capturing && self.worth_marking(want)? && self.mark_context(api) && self.poll(api) {
+        if !capturing
+            && self.worth_marking(want)?
+            && self.mark_context(api)
+            && self.poll(api) == Polled::Progress
+        {
             if let Some(address) = self.search(want)? {
                 return Ok(address);
             }
@@ -89,22 +97,27 @@ impl Arena {
                 return Ok(Some(address));
             }
         }
-        // Rung 5: what is freed but not finished with.
+        // Rung 5: what is freed but not finished with. Again while other threads win what this one waited for.
         let deadline = Instant::now() + Duration::from_millis(u64::from(self.lock()?.options.settle_ms));
-        let mut served = None;
-        self.wait(api, deadline, |state| {
-            served = state.search(want)?;
-            Ok(served.is_some())
-        })?;
-        if served.is_some() {
-            return Ok(served);
-        }
-        for arena in registry::others_on(self) {
-            arena.wait(api, deadline, |_| Ok(false))?;
-        }
-        self.release_elsewhere(api, want.size)?;
-        if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
-            return Ok(Some(address));
+        for _ in 0..SETTLE_ROUNDS {
+            let mut served = None;
+            let waited = self.wait(api, deadline, |state| {
+                served = state.search(want)?;
+                Ok(served.is_some())
+            })?;
+            if served.is_some() {
+                return Ok(served);
+            }
+            for arena in registry::others_on(self) {
+                arena.wait(api, deadline, |_| Ok(false))?;
+            }
+            self.release_elsewhere(api, want.size)?;
+            if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
+                return Ok(Some(address));
+            }
+            if waited == Waited::GaveUp || !self.lock()?.is_unsettled() {
+                break;
+            }
         }
         // Rung 7: everything idle on the device.
         self.release_elsewhere(api, u64::MAX)?;

@@ -215,7 +215,11 @@ pub fn free_default(address: u64) -> Result<()> {
 /// `pool_free_async`.
 #[inline]
 pub fn free_on_stream(address: u64, stream: u64) -> Result<()> {
-    if address == 0 || !may_free()? {
+    if address == 0 {
+        name_stream(stream);
+        return Ok(());
+    }
+    if !may_free()? {
         return Ok(());
     }
     let key = StreamKey::of(stream);
@@ -225,6 +229,20 @@ pub fn free_on_stream(address: u64, stream: u64) -> Result<()> {
         }
     }
     free_anywhere(address, key)
+}
+
+/// A free of nothing still names a stream: the pool looks whether it is captured, if it could not see that otherwise.
+#[cold]
+fn name_stream(stream: u64) {
+    let key = StreamKey::of(stream);
+    let (Life::Running, Some(api)) = (lifecycle::life(), driver::loaded()) else { return };
+    if key.handle <= order::PER_THREAD {
+        return;
+    }
+    if let Some(arena) = registry::only().or_else(|| registry::known(api)) {
+        // Nothing is freed, so nothing can fail for the caller.
+        let _ = arena.look_for_capture(api, key);
+    }
 }
 
 #[cold]

@@ -106,7 +106,7 @@ pub const TABLE: &[Spec] = &[
         key: "settle_ms",
         values: "milliseconds, from 0 to 3600000",
         set: |options, value| {
-            options.settle_ms = value.parse().ok().filter(|ms| *ms <= MAX_SETTLE_MS)?;
+            options.settle_ms = digits(value)?.parse().ok().filter(|ms| *ms <= MAX_SETTLE_MS)?;
             Some(())
         },
     },
@@ -122,7 +122,12 @@ pub const TABLE: &[Spec] = &[
 ];
 
 fn percent(value: &str, most: u32) -> Option<u32> {
-    value.strip_suffix('%')?.parse().ok().filter(|p| *p <= most)
+    digits(value.strip_suffix('%')?)?.parse().ok().filter(|p| *p <= most)
+}
+
+/// Nothing but digits: `parse` would take a sign too.
+fn digits(value: &str) -> Option<&str> {
+    value.bytes().all(|c| c.is_ascii_digit()).then_some(value)
 }
 
 fn bytes(value: &str) -> Option<u64> {
@@ -264,6 +269,7 @@ mod tests {
         assert!(parse("limit").unwrap_err().contains("key:value"));
         assert!(parse("order:stream").is_err());
         assert!(parse("settle_ms:-1").is_err());
+        assert!(parse("settle_ms:+5").is_err() && parse("max_idle:+5%").is_err());
         assert!(parse("log:loud").is_err());
     }
 }

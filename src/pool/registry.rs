@@ -76,15 +76,18 @@ pub fn forget(arena: &Arena) {
 
 /// The arena of the calling thread's current context, made if there is none.
 pub fn current(api: &Api) -> Result<&'static Arena> {
-    let handle = context::current_handle(api);
-    let known = match handle {
-        // As the runtime does, a thread without a context works on device 0's primary one.
-        0 => all().find(|a| !a.is_lost() && a.device() == 0 && a.mapper.context.is_primary()),
-        _ => all().find(|a| !a.is_lost() && a.mapper.context.handle == handle),
-    };
-    match known {
+    match known(api) {
         Some(arena) => Ok(arena),
         None => add(api, context::current_or_primary(api)?),
+    }
+}
+
+/// The arena of the calling thread's current context, if there is one.
+pub fn known(api: &Api) -> Option<&'static Arena> {
+    match context::current_handle(api) {
+        // As the runtime does, a thread without a context works on device 0's primary one.
+        0 => all().find(|a| !a.is_lost() && a.device() == 0 && a.mapper.context.is_primary()),
+        handle => all().find(|a| !a.is_lost() && a.mapper.context.handle == handle),
     }
 }
 

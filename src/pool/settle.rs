@@ -14,8 +14,20 @@ use std::time::Instant;
 
 /// `CU_EVENT_DISABLE_TIMING`: a plain event, the cheapest to record and to query.
 const EVENT_FLAGS: u32 = 2;
+/// In place of whose a mark is, if it is not complete.
+const NOT_DONE: Whose = StreamId::MAX;
 /// Most marks asked about at once; the others come next time.
 const POLL: usize = 32;
+
+/// What asking about marks came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Polled {
+    /// Some were complete.
+    Progress,
+    Nothing,
+    /// The driver answers with an error, which will not pass.
+    Failed,
+}
 
 /// How a wait for the device ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,41 +147,50 @@ impl Arena {
         asked.ok().flatten().unwrap_or(true)
     }
 
-    /// Asks about marks, and settles what they covered. True if any was complete.
-    pub fn poll(&self, api: &Api) -> bool {
-        let mut any = false;
+    /// Asks about marks, and settles what they covered.
+    pub fn poll(&self, api: &Api) -> Polled {
+        let mut polled = Polled::Nothing;
         loop {
             let mut asked: [(Whose, Mark); POLL] = [(SHARED, Mark::default()); POLL];
-            let count = match self.lock() {
-                Ok(state) => state.oldest_marks(&mut asked),
-                Err(_) => return any,
-            };
+            let Ok(state) = self.lock() else { return polled };
+            let count = state.oldest_marks(&mut asked);
+            drop(state);
             let asked = asked.get_mut(..count).unwrap_or_default();
-            if asked.is_empty() {
-                return any;
-            }
-            let mut complete = 0;
-            relaxed(api, || {
-                for (whose, mark) in asked.iter_mut() {
-                    // SAFETY: the pool never destroys an event. If another thread took the mark off meanwhile and the event
-                    // serves another one, the answer finds no such mark below.
-                    let done = unsafe { (api.event_query)(mark.event) } == code::SUCCESS;
-                    if done {
-                        complete += 1;
-                    } else {
-                        *whose = StreamId::MAX;
+            let (mut complete, mut failed) = (0, None);
+            if !asked.is_empty() {
+                relaxed(api, || {
+                    for (whose, mark) in asked.iter_mut() {
+                        // SAFETY: the pool never destroys an event. If another thread took the mark off meanwhile and the
+                        // event serves another one, the answer finds no such mark below.
+                        match unsafe { (api.event_query)(mark.event) } {
+                            code::SUCCESS => complete += 1,
+                            result => {
+                                *whose = NOT_DONE;
+                                failed = failed.or((result != code::NOT_READY).then_some(result));
+                            }
+                        }
                     }
-                }
-            });
-            if complete == 0 {
-                return any;
+                });
             }
-            any = true;
-            let Ok(mut state) = self.lock() else { return any };
-            for (whose, mark) in asked.iter().filter(|(whose, _)| *whose != StreamId::MAX) {
+            if let Some(result) = failed {
+                log_line!(
+                    Warn,
+                    "cuEventQuery answered {result}: freed memory cannot be told to be finished with"
+                );
+                polled = Polled::Failed;
+            }
+            if complete == 0 {
+                return polled;
+            }
+            let Ok(mut state) = self.lock() else { return polled };
+            for (whose, mark) in asked.iter().filter(|(whose, _)| *whose != NOT_DONE) {
                 state.complete(*whose, *mark);
             }
             state.settle();
+            if polled == Polled::Failed {
+                return polled;
+            }
+            polled = Polled::Progress;
         }
     }
 
@@ -183,17 +204,17 @@ impl Arena {
     ) -> Result<Waited> {
         let mut pause = Duration::from_micros(10);
         loop {
-            if !self.mark_context(api) && api.ctx_record_event.is_none() {
+            if !self.mark_context(api) && api.ctx_record_event.is_none() && self.lock()?.needs_context() {
                 self.synchronize(api)?;
             }
-            self.poll(api);
+            let polled = self.poll(api);
             let mut state = self.lock()?;
             if served(&mut state)? || !state.is_unsettled() {
                 return Ok(Waited::Settled);
             }
             let stuck = state.marks.is_empty() && state.streams.iter().all(|s| s.marks.is_empty());
             drop(state);
-            if stuck || Instant::now() >= deadline {
+            if stuck || polled == Polled::Failed || Instant::now() >= deadline {
                 return Ok(Waited::GaveUp);
             }
             std::thread::sleep(pause);
@@ -279,6 +300,11 @@ impl State {
             let done = self.done_of(id);
             self.heap.settle(id, done);
         }
+    }
+
+    /// Whether something was freed that only a word about the whole context can settle.
+    fn needs_context(&self) -> bool {
+        self.heap.has_pending() || (1..self.heap.streams()).any(|id| self.is_uncovered(id))
     }
 
     /// Whether freed memory waits for the device, as pending blocks or as free memory of a stream.
