@@ -53,12 +53,9 @@ pub fn reserve_range(api: &Api, device: i32, device_bytes: u64) -> Result<Range>
     }
     let mut granule = 0;
     // SAFETY: the pointers are to locals; option 0 asks for the minimum.
-    check(
-        api,
-        unsafe { granularity(&mut granule, &properties(device), 0) },
-        "cuMemGetAllocationGranularity",
-    )?;
-    if granule == 0 || PAGE % granule as u64 != 0 {
+    let result = unsafe { granularity(&mut granule, &properties(device), 0) };
+    check(api, result, "cuMemGetAllocationGranularity")?;
+    if granule == 0 || !PAGE.is_multiple_of(granule as u64) {
         bail!(
             POOL_ERROR_NOT_SUPPORTED,
             "device {device} maps in steps of {granule} bytes, of which {PAGE} is no multiple"

@@ -103,9 +103,8 @@ impl Context {
             (Some(then), Some(now)) => then != now,
             _ => false,
         };
-        !is_dead(api, self.handle)
-            && !(self.primary && is_primary_inactive(api, self.device))
-            && !other_life()
+        let reset = || self.primary && is_primary_inactive(api, self.device);
+        !(is_dead(api, self.handle) || reset() || other_life())
     }
 
     /// Calls `f` with this context current, and leaves the calling thread as it was.

@@ -1,7 +1,7 @@
 //! The exported functions: the only `extern "C"` in the library.
 //!
 //! Each one writes its out-parameters first, checks its arguments, and runs the rest inside
-//! [`guard`](super::guard::guard), which turns errors and caught panics into a status.
+//! `guard`, which turns errors and caught panics into a status.
 #![allow(clippy::missing_safety_doc)] // The contract stands in prose, for C callers.
 
 use super::guard::{guard, guard_free};

@@ -180,10 +180,10 @@ impl Heap {
             return;
         };
         queue.age_list(len).remove(&mut self.nodes, id);
-        if flags & block_flags::OWN_ALLOCATION == 0 {
-            if let Some(bins) = queue.bins_for(flags) {
-                bins.remove(&mut self.nodes, id);
-            }
+        if flags & block_flags::OWN_ALLOCATION == 0
+            && let Some(bins) = queue.bins_for(flags)
+        {
+            bins.remove(&mut self.nodes, id);
         }
     }
 

@@ -45,7 +45,7 @@ impl Heap {
     /// Frees the block that starts at `off` on `stream`, if that is simple. Returns its length.
     #[inline]
     pub fn free_fast(&mut self, off: u64, stream: StreamId) -> Option<u64> {
-        if off % UNIT != 0 {
+        if !off.is_multiple_of(UNIT) {
             return None;
         }
         let id = self.pages.start(off & !(QUANTUM - 1));

@@ -49,10 +49,10 @@ impl Heap {
             // Candidates: the request begins at the start of one of the extents before the hole that are free or holes.
             let (mut first, mut steps) = (hole, 0);
             loop {
-                if let Some((need, start)) = self.measure(first, stream, len, align) {
-                    if (need, start) < (best.0, best.1) {
-                        best = (need, start, first);
-                    }
+                if let Some((need, start)) = self.measure(first, stream, len, align)
+                    && (need, start) < (best.0, best.1)
+                {
+                    best = (need, start, first);
                 }
                 let before = self.nodes.get(first).prev;
                 steps += 1;

@@ -306,7 +306,7 @@ impl Heap {
 
     /// The live block that starts at `off`.
     pub fn block_at(&self, off: u64) -> Result<Block, NotLive> {
-        let id = if off % UNIT == 0 { self.pages.start(off / QUANTUM * QUANTUM) } else { NIL };
+        let id = if off.is_multiple_of(UNIT) { self.pages.start(off / QUANTUM * QUANTUM) } else { NIL };
         let node = self.nodes.get(id);
         match node.kind {
             Kind::Used if node.off == off => Ok(self.extent_block(id)),

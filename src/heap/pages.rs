@@ -132,10 +132,10 @@ impl PageTable {
         let last = off.saturating_add(len.saturating_sub(1)) / PAGE;
         for page in off / PAGE..=last {
             let (directory, page, _) = split(page * PAGE);
-            if let Some(Some(d)) = self.directories.get_mut(directory) {
-                if let Some(entry) = d.chunks.get_mut(page) {
-                    *entry = chunk;
-                }
+            if let Some(Some(d)) = self.directories.get_mut(directory)
+                && let Some(entry) = d.chunks.get_mut(page)
+            {
+                *entry = chunk;
             }
         }
     }

@@ -152,7 +152,7 @@ impl Slabs {
         for slab in self.array.iter().flatten() {
             let mut free = 0;
             for (i, small) in slab.blocks.iter().enumerate() {
-                let bit = slab.bits[i / 64] >> (i % 64) & 1;
+                let bit = slab.bits.get(i / 64).map_or(0, |word| word >> (i % 64) & 1);
                 assert_eq!(bit == 1, small.state == State::Free, "a slab's bits disagree with its blocks");
                 match small.state {
                     State::Free => free += 1,

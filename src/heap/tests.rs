@@ -38,10 +38,10 @@ fn grow(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> bool {
 
 fn take(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> Option<u64> {
     let info = BlockInfo { requested: len, ..BlockInfo::default() };
-    if align <= UNIT {
-        if let Some(off) = heap.allocate_fast(stream, len, info) {
-            return Some(off);
-        }
+    if align <= UNIT
+        && let Some(off) = heap.allocate_fast(stream, len, info)
+    {
+        return Some(off);
     }
     if let Some(off) = heap.allocate(stream, len, align, info).unwrap() {
         return Some(off);
@@ -389,7 +389,7 @@ fn parking_changes_no_placement() {
     for _ in 0..4000 {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let random = seed >> 33;
-        if live.len() < 20 || random % 2 == 0 {
+        if live.len() < 20 || random.is_multiple_of(2) {
             let len = MAX_SMALL + 1 + [1, 2, 3, 5, 8][(random >> 1) as usize % 5] * (300 << 10);
             let off = take(&mut heap, a, len, UNIT).unwrap();
             assert_eq!(off, take(&mut twin, b, len, UNIT).unwrap());

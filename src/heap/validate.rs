@@ -20,7 +20,7 @@ pub fn validate(heap: &Heap) {
             seen += 1;
             assert_ne!(node.kind, Kind::Blank, "a blank node is linked");
             assert!(
-                node.len > 0 && node.len % QUANTUM == 0 && node.off % QUANTUM == 0,
+                node.len > 0 && node.len.is_multiple_of(QUANTUM) && node.off.is_multiple_of(QUANTUM),
                 "{node:?} is not made of quanta"
             );
             assert_eq!(node.prev, last, "the address list is broken at {node:?}");

@@ -397,10 +397,10 @@ impl State {
     #[inline]
     pub fn handed_out(&mut self, off: u64, want: &Want, owner: u16) -> u64 {
         self.counters.allocs = self.counters.allocs.wrapping_add(1);
-        if owner != 0 {
-            if let Ok(block) = self.heap.block_at(off) {
-                self.owners.add(owner, block.len);
-            }
+        if owner != 0
+            && let Ok(block) = self.heap.block_at(off)
+        {
+            self.owners.add(owner, block.len);
         }
         debug_assert_eq!(off % want.align, 0);
         self.regions.address(off)

@@ -271,7 +271,7 @@ impl State {
 
     /// Books what `cuMemAlloc` gave; a request for an own allocation is served with it. After an error nothing is booked.
     fn book_region(&mut self, address: u64, len: u64, want: &Want) -> Result<Option<u64>> {
-        if address % QUANTUM != 0 || (want.own_allocation && address % want.align != 0) {
+        if !address.is_multiple_of(QUANTUM) || (want.own_allocation && !address.is_multiple_of(want.align)) {
             bail!(
                 POOL_ERROR_NOT_SUPPORTED,
                 "cuMemAlloc of {len} bytes gave {address:#x}, which is not aligned to {}",

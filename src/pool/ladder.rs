@@ -55,10 +55,9 @@ impl Arena {
             && self.worth_marking(want)?
             && self.mark_context(api)
             && self.poll(api) == Polled::Progress
+            && let Some(address) = self.search(want)?
         {
-            if let Some(address) = self.search(want)? {
-                return Ok(address);
-            }
+            return Ok(address);
         }
         self.clear_debris(api)?;
         // Rungs 2 and 3: grow; or, with much idle, remap before growing.
@@ -66,11 +65,9 @@ impl Arena {
         if let Attempt::Served(address) = self.grow(api, want, idle)? {
             return Ok(address);
         }
-        if !capturing {
-            if let Some(address) = self.work_through(api, want)? {
-                self.note_recovery(want)?;
-                return Ok(address);
-            }
+        if !capturing && let Some(address) = self.work_through(api, want)? {
+            self.note_recovery(want)?;
+            return Ok(address);
         }
         Err(self.out_of_memory(api, want, capturing))
     }
@@ -92,10 +89,10 @@ impl Arena {
             return Ok(Some(address));
         }
         // Rung 4: what is idle elsewhere on the device.
-        if self.release_elsewhere(api, want.size)? > 0 {
-            if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
-                return Ok(Some(address));
-            }
+        if self.release_elsewhere(api, want.size)? > 0
+            && let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)?
+        {
+            return Ok(Some(address));
         }
         // Rung 5: what is freed but not finished with. Again while other threads win what this one waited for.
         let deadline = Instant::now() + Duration::from_millis(u64::from(self.lock()?.options.settle_ms));
@@ -156,10 +153,11 @@ impl Arena {
     /// holes or cannot be moved, `wanted` bytes of them are returned first.
     fn grow_with_idle(&self, api: &Api, want: &Want, wanted: u64) -> Result<Attempt> {
         let moves = self.mapper.range.is_some() && !want.own_allocation;
-        if moves && wanted != u64::MAX {
-            if let Attempt::Served(address) = self.grow(api, want, Idle::Remap)? {
-                return Ok(Attempt::Served(address));
-            }
+        if moves
+            && wanted != u64::MAX
+            && let Attempt::Served(address) = self.grow(api, want, Idle::Remap)?
+        {
+            return Ok(Attempt::Served(address));
         }
         self.release_idle(api, wanted)?;
         if let Some(address) = self.search(want)? {

@@ -117,12 +117,12 @@ pub fn allocate_on_stream(size: usize, stream: u64) -> Result<u64> {
         return Ok(0);
     }
     let key = StreamKey::of(stream);
-    if let Some(arena) = registry::only() {
-        if lifecycle::life() == Life::Running {
-            let address = arena.allocate_fast(size as u64, key)?;
-            if address != 0 {
-                return Ok(address);
-            }
+    if let Some(arena) = registry::only()
+        && lifecycle::life() == Life::Running
+    {
+        let address = arena.allocate_fast(size as u64, key)?;
+        if address != 0 {
+            return Ok(address);
         }
     }
     allocate_on_current(size as u64, key)
@@ -223,10 +223,10 @@ pub fn free_on_stream(address: u64, stream: u64) -> Result<()> {
         return Ok(());
     }
     let key = StreamKey::of(stream);
-    if let (Some(arena), Some(api)) = (registry::only(), driver::loaded()) {
-        if arena.free_fast(api, address, key)? {
-            return Ok(());
-        }
+    if let (Some(arena), Some(api)) = (registry::only(), driver::loaded())
+        && arena.free_fast(api, address, key)?
+    {
+        return Ok(());
     }
     free_anywhere(address, key)
 }

@@ -122,10 +122,9 @@ impl Arena {
             return false;
         }
         let Some(event) = self.take_event(api) else { return false };
+        let context = self.mapper.context;
         // SAFETY: the context and the event are ours.
-        let result = relaxed(api, || {
-            self.mapper.context.with(api, || unsafe { record(self.mapper.context.handle, event) })
-        });
+        let result = relaxed(api, || context.with(api, || unsafe { record(context.handle, event) }));
         if !matches!(result, Ok(code::SUCCESS)) {
             log_line!(Warn, "cuCtxRecordEvent answered {result:?}: freed memory waits for a later mark");
             self.give_event(event);
@@ -282,11 +281,11 @@ impl State {
                 self.done = self.done.max(mark.seq);
                 self.keep_event(mark.event);
             }
-        } else if let Some(stream) = self.streams.get_mut(whose as usize) {
-            if stream.marks.pop(mark) {
-                stream.done = stream.done.max(mark.seq);
-                self.keep_event(mark.event);
-            }
+        } else if let Some(stream) = self.streams.get_mut(whose as usize)
+            && stream.marks.pop(mark)
+        {
+            stream.done = stream.done.max(mark.seq);
+            self.keep_event(mark.event);
         }
     }
 
