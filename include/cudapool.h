@@ -270,6 +270,15 @@ typedef struct pool_block_info {
 } pool_block_info;
 
 /**
+ * A cache of another runtime that can give way: frees up to `wanted` bytes of device memory on `device` if it can, to
+ * the driver or to this pool, and returns how many it freed.
+ *
+ * It runs on the thread whose request ran out of memory, with no lock of the pool held, and on several threads at once if several
+ * run out. It may use the pool. It must return: an exception or a `longjmp` out of it is undefined.
+ */
+typedef size_t (*pool_reclaim_fn)(void *user, int device, size_t wanted);
+
+/**
  * Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts.
  * At every moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`.
  */
@@ -503,6 +512,42 @@ enum pool_status pool_query(const void *ptr, struct pool_block_info *info);
  * @param released Receives the bytes given back; may be NULL.
  */
 enum pool_status pool_trim(struct pool_t *pool, int device, size_t keep_bytes, size_t *released);
+
+/**
+ * For foreign allocators, in their own out-of-memory path: "somebody on this device needs `wanted_bytes`". Gives back to the driver at
+ * least so many bytes of what is idle in any pool, least recently used first; if there is less, it waits (bounded by `settle_ms`)
+ * for freed memory that the device may still be using, and asks the reclaim callbacks. Try your own allocation again afterwards,
+ * whatever was released: what was free before may now be enough.
+ *
+ * @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
+ * @param wanted_bytes Bytes that somebody needs.
+ * @param released Receives the bytes given back by the pools; may be NULL.
+ */
+enum pool_status pool_reclaim(int device,
+                              size_t wanted_bytes,
+                              size_t *released);
+
+/**
+ * Offers a cache of the caller's to the pool: `fn` is called before a request is answered with out of memory, and by `pool_reclaim`.
+ *
+ * @param fn See `pool_reclaim_fn`.
+ * @param user Passed to `fn`.
+ * @param priority Higher ones are called first.
+ * @param id Receives a number for `pool_remove_reclaim_callback`, never given twice; 0 on failure.
+ * @return `POOL_ERROR_NOT_SUPPORTED` if there are 64 callbacks already.
+ */
+enum pool_status pool_add_reclaim_callback(pool_reclaim_fn fn,
+                                           void *user,
+                                           int priority,
+                                           uint64_t *id);
+
+/**
+ * Takes a reclaim callback back. When this returns it is not running and will not be called, so that `user` can be freed; called from inside
+ * the callback itself it returns at once, and the callback is not called again.
+ *
+ * @return `POOL_ERROR_INVALID_ARGUMENT` if there is no such callback (any more).
+ */
+enum pool_status pool_remove_reclaim_callback(uint64_t id);
 
 /**
  * Reads the counters of a pool on a device: one consistent snapshot.

@@ -35,6 +35,26 @@ pub unsafe fn optional_out<'a>(out: *mut usize) -> Option<&'a mut usize> {
     Some(out)
 }
 
+/// Where a number goes; 0 is written at once.
+///
+/// # Safety
+/// `out` is NULL or points to a writable number.
+pub unsafe fn out_id<'a>(out: *mut u64) -> Result<&'a mut u64> {
+    // SAFETY: the caller's promise.
+    let Some(out) = (unsafe { out.as_mut() }) else {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "the place for the number is NULL");
+    };
+    *out = 0;
+    Ok(out)
+}
+
+pub fn callback(callback: pool_reclaim_fn) -> Result<crate::pool::callbacks::Callback> {
+    match callback {
+        Some(callback) => Ok(callback),
+        None => bail!(POOL_ERROR_INVALID_ARGUMENT, "the callback is NULL"),
+    }
+}
+
 /// A text buffer of the caller.
 ///
 /// # Safety

@@ -5,7 +5,9 @@
 #![allow(clippy::missing_safety_doc)] // The contract stands in prose, for C callers.
 
 use super::guard::{guard, guard_free};
-use super::types::{CUstream_st, pool_block_info, pool_options, pool_request, pool_stats, pool_t};
+use super::types::{
+    CUstream_st, pool_block_info, pool_options, pool_reclaim_fn, pool_request, pool_stats, pool_t,
+};
 use super::{convert, text};
 use crate::error::pool_status;
 use core::ffi::{c_char, c_int, c_void};
@@ -155,6 +157,63 @@ pub unsafe extern "C" fn pool_trim(
         }
         Ok(())
     })
+}
+
+/// For foreign allocators, in their own out-of-memory path: "somebody on this device needs `wanted_bytes`". Gives back to the driver at
+/// least so many bytes of what is idle in any pool, least recently used first; if there is less, it waits (bounded by `settle_ms`)
+/// for freed memory that the device may still be using, and asks the reclaim callbacks. Try your own allocation again afterwards,
+/// whatever was released: what was free before may now be enough.
+///
+/// @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
+/// @param wanted_bytes Bytes that somebody needs.
+/// @param released Receives the bytes given back by the pools; may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_reclaim(
+    device: c_int,
+    wanted_bytes: usize,
+    released: *mut usize,
+) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a place for a size.
+        let released = unsafe { convert::optional_out(released) };
+        let bytes = crate::pool::reclaim(device, wanted_bytes as u64)?;
+        if let Some(released) = released {
+            *released = usize::try_from(bytes).unwrap_or(usize::MAX);
+        }
+        Ok(())
+    })
+}
+
+/// Offers a cache of the caller's to the pool: `fn` is called before a request is answered with out of memory, and by `pool_reclaim`.
+///
+/// @param fn See `pool_reclaim_fn`.
+/// @param user Passed to `fn`.
+/// @param priority Higher ones are called first.
+/// @param id Receives a number for `pool_remove_reclaim_callback`, never given twice; 0 on failure.
+/// @return `POOL_ERROR_NOT_SUPPORTED` if there are 64 callbacks already.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_add_reclaim_callback(
+    r#fn: pool_reclaim_fn,
+    user: *mut c_void,
+    priority: c_int,
+    id: *mut u64,
+) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a place for a number.
+        let id = unsafe { convert::out_id(id) }?;
+        let callback = convert::callback(r#fn)?;
+        *id = crate::pool::callbacks::add(callback, user, priority)?;
+        Ok(())
+    })
+}
+
+/// Takes a reclaim callback back. When this returns it is not running and will not be called, so that `user` can be freed; called from inside
+/// the callback itself it returns at once, and the callback is not called again.
+///
+/// @return `POOL_ERROR_INVALID_ARGUMENT` if there is no such callback (any more).
+#[unsafe(no_mangle)]
+pub extern "C" fn pool_remove_reclaim_callback(id: u64) -> pool_status {
+    guard(|| crate::pool::callbacks::remove(id))
 }
 
 /// Reads the counters of a pool on a device: one consistent snapshot.

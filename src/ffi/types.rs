@@ -4,7 +4,7 @@
 //! older than the other. Numbers come in as integers, never as Rust enums: a C caller can pass any.
 #![allow(non_camel_case_types)]
 
-use core::ffi::{c_char, c_void};
+use core::ffi::{c_char, c_int, c_void};
 
 /// A stream of the CUDA driver or runtime: `CUstream` and `cudaStream_t` are pointers to it.
 /// NULL and 1 are the legacy default stream, 2 is the calling thread's per-thread default stream.
@@ -16,6 +16,14 @@ pub struct CUstream_st {
 pub struct pool_t {
     _opaque: [u8; 0],
 }
+
+/// A cache of another runtime that can give way: frees up to `wanted` bytes of device memory on `device` if it can, to
+/// the driver or to this pool, and returns how many it freed.
+///
+/// It runs on the thread whose request ran out of memory, with no lock of the pool held, and on several threads at once if several
+/// run out. It may use the pool. It must return: an exception or a `longjmp` out of it is undefined.
+pub type pool_reclaim_fn =
+    Option<unsafe extern "C" fn(user: *mut c_void, device: c_int, wanted: usize) -> usize>;
 
 /// What `pool_alloc_with` asks for. Zero all of it, set `struct_size`, then what differs.
 #[repr(C)]

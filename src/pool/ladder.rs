@@ -4,6 +4,7 @@
 //! is booked and handed out under one hold of it, so that no other thread can take it in between.
 
 use super::arena::{Arena, State, Want, host_oom};
+use super::callbacks;
 use super::grow::{Attempt, Idle};
 use super::registry;
 use super::settle::{Polled, Waited};
@@ -16,6 +17,52 @@ use std::time::Instant;
 
 /// How often a request waits for freed memory that other threads then get. A limit, because others may go on for ever.
 const SETTLE_ROUNDS: usize = 64;
+
+/// How often the callbacks are gone through while they claim to free memory. A limit, because a claim need not be true.
+const CALLBACK_ROUNDS: usize = 8;
+
+/// Somebody else on the device needs `wanted` bytes: gives back to the driver at least so much of what is idle in any pool, and
+/// waits for what is freed but not finished with, and asks the callbacks, if there is less. Returns the bytes given back.
+pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
+    let arenas = || registry::all().filter(move |a| a.device() == device && !a.is_lost());
+    let mut released = 0u64;
+    let release = |released: &mut u64, wait: bool| -> Result<bool> {
+        for arena in arenas() {
+            if *released >= wanted {
+                break;
+            }
+            let settle = u64::from(arena.lock()?.options.settle_ms);
+            if wait && !arena.lock()?.is_captured() {
+                let least = wanted.saturating_sub(*released);
+                arena.wait(api, Instant::now() + Duration::from_millis(settle), |state| {
+                    Ok(state.heap.bytes().cached >= least && !state.is_unsettled())
+                })?;
+            } else {
+                arena.poll(api);
+            }
+            *released = released.saturating_add(arena.release_idle(api, wanted.saturating_sub(*released))?);
+        }
+        Ok(*released >= wanted)
+    };
+    if release(&mut released, false)? || release(&mut released, true)? || callbacks::is_inside() {
+        return Ok(released);
+    }
+    for _ in 0..CALLBACK_ROUNDS {
+        let (mut after, mut claimed) = (None, 0u64);
+        while let Some((place, freed)) = callbacks::run_next(after, device, wanted.saturating_sub(released)) {
+            after = Some(place);
+            claimed = claimed.saturating_add(freed);
+            // What a callback freed through a pool is idle there now; what it gave to the driver is out of our books.
+            if release(&mut released, true)? || released.saturating_add(claimed) >= wanted {
+                return Ok(released);
+            }
+        }
+        if claimed == 0 {
+            break;
+        }
+    }
+    Ok(released)
+}
 
 impl Arena {
     /// Climbs the ladder for a request that the arena's lists could not serve.
@@ -114,6 +161,32 @@ impl Arena {
             }
             if waited == Waited::GaveUp || !self.lock()?.is_unsettled() {
                 break;
+            }
+        }
+        // Rung 6: other runtimes' caches. Whatever they claim, what counts is whether the request can be served.
+        if !callbacks::is_inside() {
+            for _ in 0..CALLBACK_ROUNDS {
+                let mut after = None;
+                let mut claimed = 0u64;
+                while let Some((place, freed)) = callbacks::run_next(after, self.device(), want.size) {
+                    after = Some(place);
+                    claimed = claimed.saturating_add(freed);
+                    // Their frees may have come to this pool, or have gone to the driver.
+                    let mut served = None;
+                    self.wait(api, deadline, |state| {
+                        served = state.search(want)?;
+                        Ok(served.is_some())
+                    })?;
+                    if served.is_some() {
+                        return Ok(served);
+                    }
+                    if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
+                        return Ok(Some(address));
+                    }
+                }
+                if claimed == 0 {
+                    break;
+                }
             }
         }
         // Rung 7: everything idle on the device.

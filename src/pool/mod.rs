@@ -3,6 +3,7 @@
 //! The functions here are what the C functions do, with checked arguments and Rust results.
 
 mod arena;
+pub mod callbacks;
 mod grow;
 mod ladder;
 pub mod options;
@@ -297,6 +298,12 @@ pub fn trim(device: i32, keep: u64) -> Result<u64> {
         }
     }
     Ok(released)
+}
+
+/// `pool_reclaim`.
+pub fn reclaim(device: i32, wanted: u64) -> Result<u64> {
+    let api = driver::api()?;
+    ladder::reclaim(api, registry::device(api, device)?, wanted)
 }
 
 /// `pool_get_stats`.
