@@ -347,7 +347,7 @@ impl State {
         let first = self.streams.len() == 1 && self.counters.allocs == 0 && self.heap.bytes().mapped == 0;
         let at = self.streams.len();
         let vacant = (1..at).find(|id| {
-            self.streams.get(*id).is_some_and(|s| s.marks.is_empty())
+            self.streams.get(*id).is_some_and(|s| s.marks.is_empty() && !s.is_captured())
                 && !self.is_uncovered(*id as StreamId)
                 && self.heap.stream_is_empty(*id as StreamId)
         });
