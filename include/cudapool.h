@@ -463,8 +463,9 @@ enum pool_status pool_alloc_async(void **out,
  * only when `stream` has got as far as this call. All uses of the block on other streams must be
  * ordered before this point of `stream`, or have been named with `pool_use_on_stream`.
  *
- * Stream capture: while a stream of the context is captured, the pool makes no call that would break the capture: it does
- * not wait, ask events or unmap, and may have to answer out of memory. It sees captures of blocking streams by itself. A
+ * Stream capture: while a stream of the context is captured, the pool makes no call that would break the capture: none that is
+ * about the whole context, and for a request on the captured stream none that waits, asks events or unmaps. So it may have to
+ * answer out of memory, and memory freed device-ordered stays pending. It sees captures of blocking streams by itself. A
  * non-blocking stream it has to be told of, by calling this function with `ptr` NULL right after the capture of `stream` has
  * begun, and again right after it has ended; the second call also ends the restraint, which otherwise lasts ten seconds from
  * the last call that found the stream captured. Memory that the graph uses when it is launched must stay allocated.

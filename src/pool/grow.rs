@@ -12,7 +12,7 @@ use crate::logging::log_line;
 
 /// A growth is made of about this many chunks at most. The driver's cost goes with their number, but a chunk is only given up whole, and a small
 /// survivor traps all of it: with half as many the hardest of the traces that `make bench` takes runs out of memory at 5 % above its live peak.
-const PIECES_PER_GROWTH: u64 = 128;
+const PIECES_PER_GROWTH: u64 = 64;
 /// Requests of up to this many bytes share `cuMemAlloc` chunks of [`SHARED_CHUNK`]; larger ones get chunks of their own size, because
 /// nothing can be unmapped from between two survivors here.
 const SHARED_MOST: u64 = 2 << 20;

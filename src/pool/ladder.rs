@@ -98,15 +98,15 @@ impl Arena {
         if let Some(address) = self.search(want)? {
             return Ok(address);
         }
-        if !capturing
-            && self.worth_marking(want)?
-            && self.mark_context(api)
-            && self.poll(api) == Polled::Progress
-            && let Some(address) = self.search(want)?
-        {
-            return Ok(address);
+        if !capturing {
+            if self.worth_marking(want)?
+                && self.ask_about_context(api)?
+                && let Some(address) = self.search(want)?
+            {
+                return Ok(address);
+            }
+            self.clear_debris(api)?;
         }
-        self.clear_debris(api)?;
         // Rungs 2 and 3: grow; or, with much idle, remap before growing.
         let idle = if !capturing && self.is_idle_beyond_bound()? { Idle::Remap } else { Idle::Keep };
         if let Attempt::Served(address) = self.grow(api, want, idle)? {
@@ -215,6 +215,14 @@ impl Arena {
         let bytes = state.heap.bytes();
         let elsewhere = bytes.pending.saturating_add(if state.heap.merge_all { 0 } else { bytes.cached });
         Ok(state.covered < state.heap.seq() && elsewhere >= want.size && state.is_over_bound(elsewhere))
+    }
+
+    /// Finds out what of all that was freed is finished with now; on drivers without events of the context, by waiting for it.
+    fn ask_about_context(&self, api: &Api) -> Result<bool> {
+        if api.ctx_record_event.is_none() {
+            return self.synchronize(api);
+        }
+        Ok(self.mark_context(api) && self.poll(api) == Polled::Progress)
     }
 
     fn is_idle_beyond_bound(&self) -> Result<bool> {

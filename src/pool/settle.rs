@@ -203,17 +203,18 @@ impl Arena {
     ) -> Result<Waited> {
         let mut pause = Duration::from_micros(10);
         loop {
-            if !self.mark_context(api) && api.ctx_record_event.is_none() && self.lock()?.needs_context() {
-                self.synchronize(api)?;
-            }
+            // Whether all that was freed will be told to be finished with, sooner or later.
+            let covered = !self.lock()?.needs_context()
+                || self.mark_context(api)
+                || (api.ctx_record_event.is_none() && self.synchronize(api)?);
             let polled = self.poll(api);
             let mut state = self.lock()?;
             if served(&mut state)? || !state.is_unsettled() {
                 return Ok(Waited::Settled);
             }
-            let stuck = state.marks.is_empty() && state.streams.iter().all(|s| s.marks.is_empty());
+            let marked = !state.marks.is_empty() || state.streams.iter().any(|s| !s.marks.is_empty());
             drop(state);
-            if stuck || polled == Polled::Failed || Instant::now() >= deadline {
+            if !(covered || marked) || polled == Polled::Failed || Instant::now() >= deadline {
                 return Ok(Waited::GaveUp);
             }
             std::thread::sleep(pause);
@@ -221,17 +222,17 @@ impl Arena {
         }
     }
 
-    /// For drivers without marks of the context: waits for all of its work.
-    fn synchronize(&self, api: &Api) -> Result<()> {
+    /// For drivers without marks of the context: waits for all of its work. False where that cannot be done.
+    pub(super) fn synchronize(&self, api: &Api) -> Result<bool> {
         let seq = {
             let state = self.lock()?;
-            if !state.is_unsettled() || state.is_captured() {
-                return Ok(());
+            if state.is_captured() {
+                return Ok(false);
             }
             state.heap.seq()
         };
         if self.legacy_is_captured(api) {
-            return Ok(());
+            return Ok(false);
         }
         // SAFETY: waits for the context, which is current meanwhile.
         let result = relaxed(api, || self.mapper.context.with(api, || unsafe { (api.ctx_synchronize)() }))?;
@@ -242,7 +243,7 @@ impl Arena {
             state.done = state.done.max(seq);
             state.settle();
         }
-        Ok(())
+        Ok(result == code::SUCCESS)
     }
 }
 
