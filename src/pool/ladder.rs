@@ -219,6 +219,9 @@ impl Arena {
 
     /// Finds out what of all that was freed is finished with now; on drivers without events of the context, by waiting for it.
     fn ask_about_context(&self, api: &Api) -> Result<bool> {
+        if !self.lock()?.needs_context() {
+            return Ok(false);
+        }
         if api.ctx_record_event.is_none() {
             return self.synchronize(api);
         }

@@ -303,7 +303,7 @@ impl State {
     }
 
     /// Whether something was freed that only a word about the whole context can settle.
-    fn needs_context(&self) -> bool {
+    pub(super) fn needs_context(&self) -> bool {
         self.heap.has_pending() || (1..self.heap.streams()).any(|id| self.is_uncovered(id))
     }
 
