@@ -48,6 +48,10 @@ pub enum pool_status {
 
 pub use pool_status as Status;
 
+/// The host has no memory for the bookkeeping; nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoHostMemory;
+
 /// The result of everything inside the crate that can fail.
 pub type Result<T> = core::result::Result<T, Status>;
 

@@ -13,6 +13,9 @@ use crate::driver::context::Context;
 use crate::driver::{Api, check};
 use crate::error::Result;
 
+/// What chunks are multiples of, which the driver's granularity must divide.
+pub const PAGE: u64 = 2 << 20;
+
 /// Calls of the driver by kind, as the statistics report them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Calls {

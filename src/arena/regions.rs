@@ -5,7 +5,7 @@
 //! coalesces across them.
 
 use super::Range;
-use crate::heap::NoHostMemory;
+use crate::error::NoHostMemory;
 
 const SLOT: u64 = 1 << 30;
 

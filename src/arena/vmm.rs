@@ -4,10 +4,10 @@
 //! whole; a mapping has no access until it is set; an unmap does not wait for the device, so nothing may use the
 //! range any more; a handle's memory is gone when neither references nor mappings are left. None of them needs a context.
 
+use super::PAGE;
 use super::{Calls, Debris, Left, Mapper, Piece, Range};
 use crate::driver::{Api, CuResult, check, code};
 use crate::error::{Result, Status, bail};
-use crate::heap::PAGE;
 use cudarc::driver::sys::{
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,

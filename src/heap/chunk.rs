@@ -5,7 +5,8 @@
 
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
 use super::pages::PageTable;
-use super::{Heap, NoHostMemory, PAGE, QUANTUM, block_flags};
+use super::{Heap, PAGE, QUANTUM, block_flags};
+use crate::error::NoHostMemory;
 
 /// One physical allocation of the driver, mapped whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

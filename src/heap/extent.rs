@@ -2,7 +2,8 @@
 
 use super::bins::fits;
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
-use super::{Heap, NoHostMemory, PAGE, QUANTUM, SLAB_HOME, block_flags};
+use super::{Heap, PAGE, QUANTUM, SLAB_HOME, block_flags};
+use crate::error::NoHostMemory;
 
 impl Heap {
     /// Keeps a freed extent as it is, in case the next request of `stream` is of its size.

@@ -5,7 +5,8 @@
 
 use super::chunk::Chunk;
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
-use super::{Heap, NoHostMemory, PAGE, QUANTUM};
+use super::{Heap, PAGE, QUANTUM};
+use crate::error::NoHostMemory;
 
 /// How many holes are compared, once one serves; a limit on the work of one growth.
 const HOLE_SCAN: usize = 256;

@@ -27,15 +27,13 @@ pub use growth::{Growth, Part};
 pub use node::{Kind, NIL, NodeId, SHARED, StreamId};
 pub use size::{CLASSES, MAX_SIZE, MAX_SMALL, PAGE, QUANTUM, UNIT, class_of, class_size, round_up};
 
+use crate::error::NoHostMemory;
+
 use bins::Bins;
 use chunk::Chunks;
 use node::{AgeList, Nodes};
 use pages::PageTable;
 use slab::Slabs;
-
-/// The host has no memory for the bookkeeping; nothing has changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoHostMemory;
 
 /// What the heap keeps for a block on the caller's behalf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

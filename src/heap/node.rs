@@ -3,7 +3,7 @@
 //! Nodes stand in one growing array and name each other by index. An index that is out of range reads
 //! as a blank node instead of panicking; [`super::Heap::validate`] would find such a link.
 
-use super::NoHostMemory;
+use crate::error::NoHostMemory;
 
 /// Index of a node. [`NIL`] is none.
 pub type NodeId = u32;

@@ -3,9 +3,9 @@
 //! Three levels, each made when first needed and only as far as needed: directories of 1 GiB, pages
 //! of 2 MiB, and for pages in which an extent starts, an entry for each quantum.
 
-use super::NoHostMemory;
 use super::node::{NIL, NodeId};
 use super::size::{PAGE, QUANTUM};
+use crate::error::NoHostMemory;
 
 const DIRECTORY: u64 = 1 << 30;
 const PAGES: usize = (DIRECTORY / PAGE) as usize;

@@ -6,7 +6,8 @@
 
 use super::node::{Kind, NIL, Node, NodeId, StreamId};
 use super::size::{MAX_SLAB_BLOCKS, QUANTUM, UNIT, class_of, class_size, slab_blocks};
-use super::{Block, BlockInfo, Heap, NoHostMemory, NotLive, PAGE, Place, SLAB_HOME};
+use super::{Block, BlockInfo, Heap, NotLive, PAGE, Place, SLAB_HOME};
+use crate::error::NoHostMemory;
 
 const WORDS: usize = (MAX_SLAB_BLOCKS / 64) as usize;
 /// No pending block.

@@ -9,8 +9,9 @@ use crate::arena::regions::Regions;
 use crate::arena::{Calls, Debris, Mapper};
 use crate::driver::lock::{Guard, Lock};
 use crate::driver::{Api, Event};
+use crate::error::NoHostMemory;
 use crate::error::{Result, Status, bail, fail};
-use crate::heap::{self, BlockInfo, Heap, NoHostMemory, NotLive, Part, SHARED, StreamId, block_flags};
+use crate::heap::{self, BlockInfo, Heap, NotLive, Part, SHARED, StreamId, block_flags};
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Instant;
 

@@ -6,8 +6,9 @@
 use super::arena::{Arena, State, Want, host_oom};
 use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
+use crate::error::NoHostMemory;
 use crate::error::{Result, Status, bail};
-use crate::heap::{Chunk, Growth, Heap, NIL, NoHostMemory, NodeId, PAGE, Part, QUANTUM, round_up};
+use crate::heap::{Chunk, Growth, Heap, NIL, NodeId, PAGE, Part, QUANTUM, round_up};
 use crate::logging::log_line;
 
 /// A growth is made of about this many chunks at most. The driver's cost goes with their number, but a chunk is only given up whole, and a small

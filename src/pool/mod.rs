@@ -50,6 +50,9 @@ pub struct Stats {
 
 /// Alignment of every block for which no other is asked.
 pub const DEFAULT_ALIGN: u64 = crate::heap::UNIT;
+// What the heap hands out, the arena can map.
+const _: () = assert!(crate::heap::PAGE == crate::arena::PAGE);
+
 const NO_OWNER: Tag = [0; TAG_SIZE];
 
 /// Options as configured; `None` until first used.

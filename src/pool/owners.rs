@@ -1,6 +1,6 @@
 //! Owner tags: short names that callers give their blocks, kept once each.
 
-use crate::heap::NoHostMemory;
+use crate::error::NoHostMemory;
 
 /// Bytes of a tag, with its terminating zero.
 pub const TAG_SIZE: usize = 32;
