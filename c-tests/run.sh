@@ -39,6 +39,9 @@ capture          60 CUDASIM_DRIVER_VERSION=11040
 oom             120 -
 oom             120 CUDAPOOL_CONF=backend:malloc
 oom             120 CUDASIM_DRIVER_VERSION=11040
+oom_info         60 -
+oom_info         60 CUDAPOOL_CONF=backend:malloc
+oom_info         60 CUDASIM_DRIVER_VERSION=11040
 reclaim          60 -
 reclaim          60 CUDAPOOL_CONF=backend:malloc
 reclaim          60 CUDASIM_DRIVER_VERSION=11040

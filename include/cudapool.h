@@ -107,6 +107,46 @@
 #define POOL_LOG_DEBUG 4
 
 /**
+ * Entries of `pool_oom_info.rung_bytes` and `rung_micros`; entry n belongs to rung n, entry 0 is not used.
+ */
+#define POOL_OOM_RUNGS 11
+
+/**
+ * Entries of `pool_oom_info.owners` and `owner_bytes`.
+ */
+#define POOL_OOM_OWNERS 4
+
+/**
+ * `pool_oom_info.advice`: there was no out-of-memory answer.
+ */
+#define POOL_ADVICE_NONE 0
+
+/**
+ * `pool_oom_info.advice`: the pool's `limit` is in the way.
+ */
+#define POOL_ADVICE_RAISE_LIMIT 1
+
+/**
+ * `pool_oom_info.advice`: others on the device hold the memory.
+ */
+#define POOL_ADVICE_FREE_FOREIGN 2
+
+/**
+ * `pool_oom_info.advice`: there is enough, in pieces that could not be moved together. With `backend:malloc`, use `vmm`.
+ */
+#define POOL_ADVICE_DEFRAGMENT 3
+
+/**
+ * `pool_oom_info.advice`: idle memory could not be moved or waited for in a stream capture.
+ */
+#define POOL_ADVICE_END_CAPTURE 4
+
+/**
+ * `pool_oom_info.advice`: the program's own live blocks leave too little.
+ */
+#define POOL_ADVICE_USE_LESS 5
+
+/**
  * What every function but the text functions returns. The numbers are fixed and never reused:
  * 1xx argument, 2xx memory, 3xx driver, 4xx lifecycle, 9xx internal.
  */
@@ -366,6 +406,96 @@ typedef struct pool_stats {
 } pool_stats;
 
 /**
+ * Why a request of the calling thread was answered `POOL_ERROR_OUT_OF_MEMORY`. Bytes, as they were when the answer was given.
+ * `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`, and
+ * `device_total_bytes = device_free_bytes + pools_bytes + foreign_bytes`.
+ *
+ * Rungs: 1 search, 2 grow, 3 remap, 4 release in other pools, 5 settle, 6 callbacks, 7 empty everything.
+ */
+typedef struct pool_oom_info {
+  /**
+   * `sizeof(pool_oom_info)` of the caller; no byte beyond it is written.
+   */
+  size_t struct_size;
+  /**
+   * What was asked for; 0 if the thread has had no such answer.
+   */
+  uint64_t requested_bytes;
+  /**
+   * Device ordinal; -1 where the size was too large for any device.
+   */
+  int32_t device;
+  /**
+   * `POOL_ADVICE_*`: what would help most, as far as the numbers tell.
+   */
+  int32_t advice;
+  /**
+   * Bit n is set if rung n was tried.
+   */
+  uint64_t rungs_tried;
+  /**
+   * Bytes that became idle or went back to the driver in each rung.
+   */
+  uint64_t rung_bytes[11];
+  /**
+   * Microseconds that each rung took.
+   */
+  uint64_t rung_micros[11];
+  /**
+   * Usable sizes of the pool's live blocks.
+   */
+  uint64_t live_bytes;
+  /**
+   * Idle in the pool.
+   */
+  uint64_t cached_bytes;
+  /**
+   * Freed, but not known to be finished with.
+   */
+  uint64_t pending_bytes;
+  /**
+   * Mapped, but in no block and not free.
+   */
+  uint64_t overhead_bytes;
+  /**
+   * Held by the pool.
+   */
+  uint64_t reserved_bytes;
+  /**
+   * The pool's limit on this device; 0 for none.
+   */
+  uint64_t limit_bytes;
+  /**
+   * The largest free extent that the request could have had.
+   */
+  uint64_t largest_free_bytes;
+  /**
+   * Free, as the driver says.
+   */
+  uint64_t device_free_bytes;
+  /**
+   * All of the device, as the driver says.
+   */
+  uint64_t device_total_bytes;
+  /**
+   * Held by all pools of this process on the device.
+   */
+  uint64_t pools_bytes;
+  /**
+   * Held by anyone else: other libraries, other processes, the driver.
+   */
+  uint64_t foreign_bytes;
+  /**
+   * Tags of the owners that hold most, most first; empty where there are fewer.
+   */
+  char owners[4][32];
+  /**
+   * Live bytes of these owners.
+   */
+  uint64_t owner_bytes[4];
+} pool_oom_info;
+
+/**
  * The options. `pool_options_init` fills all of it with the defaults, as the environment variable
  * `CUDAPOOL_CONF` ("key:value,key:value") changes them; the key is the field's name unless said.
  */
@@ -558,6 +688,14 @@ enum pool_status pool_remove_reclaim_callback(uint64_t id);
  * @param stats Receives the counters; its `struct_size` must be set. Zeroed on failure.
  */
 enum pool_status pool_get_stats(struct pool_t *pool, int device, struct pool_stats *stats);
+
+/**
+ * Tells why the calling thread's last request that was answered `POOL_ERROR_OUT_OF_MEMORY` was; a later success does not
+ * clear it.
+ *
+ * @param info Receives the answer; its `struct_size` must be set. All zero if there was no such request.
+ */
+enum pool_status pool_get_oom_info(struct pool_oom_info *info);
 
 /**
  * The calling thread's last failure in a sentence. A call that succeeds does not clear it.

@@ -48,3 +48,21 @@ pub const POOL_LOG_WARN: i32 = 2;
 pub const POOL_LOG_INFO: i32 = 3;
 /// `pool_options.log`: and one line per chunk taken, moved and returned.
 pub const POOL_LOG_DEBUG: i32 = 4;
+
+/// Entries of `pool_oom_info.rung_bytes` and `rung_micros`; entry n belongs to rung n, entry 0 is not used.
+pub const POOL_OOM_RUNGS: usize = 11;
+/// Entries of `pool_oom_info.owners` and `owner_bytes`.
+pub const POOL_OOM_OWNERS: usize = 4;
+
+/// `pool_oom_info.advice`: there was no out-of-memory answer.
+pub const POOL_ADVICE_NONE: i32 = 0;
+/// `pool_oom_info.advice`: the pool's `limit` is in the way.
+pub const POOL_ADVICE_RAISE_LIMIT: i32 = 1;
+/// `pool_oom_info.advice`: others on the device hold the memory.
+pub const POOL_ADVICE_FREE_FOREIGN: i32 = 2;
+/// `pool_oom_info.advice`: there is enough, in pieces that could not be moved together. With `backend:malloc`, use `vmm`.
+pub const POOL_ADVICE_DEFRAGMENT: i32 = 3;
+/// `pool_oom_info.advice`: idle memory could not be moved or waited for in a stream capture.
+pub const POOL_ADVICE_END_CAPTURE: i32 = 4;
+/// `pool_oom_info.advice`: the program's own live blocks leave too little.
+pub const POOL_ADVICE_USE_LESS: i32 = 5;

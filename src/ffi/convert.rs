@@ -4,6 +4,7 @@ use super::constants::*;
 use super::types::*;
 use crate::error::{Result, bail};
 use crate::pool::options::{Backend, Options, Order};
+use crate::pool::report::{Advice, OWNERS, OomInfo, RUNGS};
 use crate::pool::{Found, Request, Stats, TAG_SIZE, Tag};
 use core::ffi::{c_char, c_void};
 use core::mem::{MaybeUninit, offset_of, size_of};
@@ -84,7 +85,7 @@ macro_rules! crossing {
         const _: () = assert!(offset_of!($name, struct_size) == 0 && size_of::<$name>() <= MAX_STRUCT);
     )*};
 }
-crossing!(pool_request, pool_block_info, pool_stats, pool_options);
+crossing!(pool_request, pool_block_info, pool_stats, pool_options, pool_oom_info);
 
 /// The `struct_size` of a caller's struct, checked.
 ///
@@ -215,11 +216,45 @@ pub fn default_pool(pool: *mut pool_t) -> Result<()> {
     Ok(())
 }
 
-pub fn block_info(block: &Found) -> pool_block_info {
-    let mut owner = [0; TAG_SIZE];
-    for (to, from) in owner.iter_mut().zip(block.owner) {
-        *to = from as c_char;
+const _: () = assert!(POOL_OOM_RUNGS == RUNGS && POOL_OOM_OWNERS == OWNERS && POOL_OWNER_SIZE == TAG_SIZE);
+
+pub fn oom_info(info: &OomInfo) -> pool_oom_info {
+    pool_oom_info {
+        struct_size: 0,
+        requested_bytes: info.requested,
+        device: info.device,
+        advice: match info.advice {
+            Advice::None => POOL_ADVICE_NONE,
+            Advice::RaiseLimit => POOL_ADVICE_RAISE_LIMIT,
+            Advice::FreeForeign => POOL_ADVICE_FREE_FOREIGN,
+            Advice::Defragment => POOL_ADVICE_DEFRAGMENT,
+            Advice::EndCapture => POOL_ADVICE_END_CAPTURE,
+            Advice::UseLess => POOL_ADVICE_USE_LESS,
+        },
+        rungs_tried: u64::from(info.tried),
+        rung_bytes: info.gained,
+        rung_micros: info.micros,
+        live_bytes: info.live,
+        cached_bytes: info.cached,
+        pending_bytes: info.pending,
+        overhead_bytes: info.overhead,
+        reserved_bytes: info.reserved,
+        limit_bytes: info.limit,
+        largest_free_bytes: info.largest_free,
+        device_free_bytes: info.device_free,
+        device_total_bytes: info.device_total,
+        pools_bytes: info.pools,
+        foreign_bytes: info.foreign,
+        owners: info.owners.map(|(tag, _)| c_tag(&tag)),
+        owner_bytes: info.owners.map(|(_, bytes)| bytes),
     }
+}
+
+fn c_tag(tag: &Tag) -> [c_char; TAG_SIZE] {
+    tag.map(|byte| byte as c_char)
+}
+
+pub fn block_info(block: &Found) -> pool_block_info {
     pool_block_info {
         struct_size: 0,
         base: block.base as *mut c_void,
@@ -228,7 +263,7 @@ pub fn block_info(block: &Found) -> pool_block_info {
         device: block.device,
         order: if block.stream_ordered { POOL_ORDER_STREAM } else { POOL_ORDER_DEVICE },
         stream: if block.stream_ordered { block.handle as *mut CUstream_st } else { core::ptr::null_mut() },
-        owner,
+        owner: c_tag(&block.owner),
     }
 }
 

@@ -6,7 +6,8 @@
 
 use super::guard::{guard, guard_free};
 use super::types::{
-    CUstream_st, pool_block_info, pool_options, pool_reclaim_fn, pool_request, pool_stats, pool_t,
+    CUstream_st, pool_block_info, pool_oom_info, pool_options, pool_reclaim_fn, pool_request, pool_stats,
+    pool_t,
 };
 use super::{convert, text};
 use crate::error::pool_status;
@@ -233,6 +234,20 @@ pub unsafe extern "C" fn pool_get_stats(
         let out = unsafe { convert::OutStruct::new(stats) }?;
         convert::default_pool(pool)?;
         out.write(convert::stats(&crate::pool::stats(device)?));
+        Ok(())
+    })
+}
+
+/// Tells why the calling thread's last request that was answered `POOL_ERROR_OUT_OF_MEMORY` was; a later success does not
+/// clear it.
+///
+/// @param info Receives the answer; its `struct_size` must be set. All zero if there was no such request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_get_oom_info(info: *mut pool_oom_info) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
+        let out = unsafe { convert::OutStruct::new(info) }?;
+        out.write(convert::oom_info(&crate::pool::report::last()));
         Ok(())
     })
 }

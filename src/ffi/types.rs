@@ -119,6 +119,56 @@ pub struct pool_stats {
     pub reserve_bytes: u64,
 }
 
+/// Why a request of the calling thread was answered `POOL_ERROR_OUT_OF_MEMORY`. Bytes, as they were when the answer was given.
+/// `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`, and
+/// `device_total_bytes = device_free_bytes + pools_bytes + foreign_bytes`.
+///
+/// Rungs: 1 search, 2 grow, 3 remap, 4 release in other pools, 5 settle, 6 callbacks, 7 empty everything.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pool_oom_info {
+    /// `sizeof(pool_oom_info)` of the caller; no byte beyond it is written.
+    pub struct_size: usize,
+    /// What was asked for; 0 if the thread has had no such answer.
+    pub requested_bytes: u64,
+    /// Device ordinal; -1 where the size was too large for any device.
+    pub device: i32,
+    /// `POOL_ADVICE_*`: what would help most, as far as the numbers tell.
+    pub advice: i32,
+    /// Bit n is set if rung n was tried.
+    pub rungs_tried: u64,
+    /// Bytes that became idle or went back to the driver in each rung.
+    pub rung_bytes: [u64; 11],
+    /// Microseconds that each rung took.
+    pub rung_micros: [u64; 11],
+    /// Usable sizes of the pool's live blocks.
+    pub live_bytes: u64,
+    /// Idle in the pool.
+    pub cached_bytes: u64,
+    /// Freed, but not known to be finished with.
+    pub pending_bytes: u64,
+    /// Mapped, but in no block and not free.
+    pub overhead_bytes: u64,
+    /// Held by the pool.
+    pub reserved_bytes: u64,
+    /// The pool's limit on this device; 0 for none.
+    pub limit_bytes: u64,
+    /// The largest free extent that the request could have had.
+    pub largest_free_bytes: u64,
+    /// Free, as the driver says.
+    pub device_free_bytes: u64,
+    /// All of the device, as the driver says.
+    pub device_total_bytes: u64,
+    /// Held by all pools of this process on the device.
+    pub pools_bytes: u64,
+    /// Held by anyone else: other libraries, other processes, the driver.
+    pub foreign_bytes: u64,
+    /// Tags of the owners that hold most, most first; empty where there are fewer.
+    pub owners: [[c_char; 32]; 4],
+    /// Live bytes of these owners.
+    pub owner_bytes: [u64; 4],
+}
+
 /// The options. `pool_options_init` fills all of it with the defaults, as the environment variable
 /// `CUDAPOOL_CONF` ("key:value,key:value") changes them; the key is the field's name unless said.
 #[repr(C)]

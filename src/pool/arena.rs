@@ -5,6 +5,7 @@
 use super::options::Options;
 use super::order::{Marks, Stream, StreamKey};
 use super::owners::{Owners, TAG_SIZE, Tag};
+use super::report::too_large;
 use crate::arena::regions::Regions;
 use crate::arena::{Calls, Debris, Mapper};
 use crate::driver::lock::{Guard, Lock};
@@ -218,13 +219,7 @@ impl Arena {
         if want.size > self.total {
             let mut state = self.lock()?;
             state.counters.oom = state.counters.oom.wrapping_add(1);
-            bail!(
-                POOL_ERROR_OUT_OF_MEMORY,
-                "out of memory: {} bytes were requested, and device {} has {} in all",
-                want.size,
-                self.device(),
-                self.total
-            );
+            return Err(too_large(want.size, self.device(), self.total));
         }
         if !want.own_allocation {
             let mut state = self.lock()?;

@@ -81,6 +81,11 @@ pub fn remove(id: u64) -> Result<()> {
     }
 }
 
+/// Whether there is any.
+pub fn any() -> bool {
+    LIST.lock().entries.iter().flatten().any(|entry| !entry.removed)
+}
+
 /// Whether this thread is inside a callback, whose own requests must not run callbacks again.
 pub fn is_inside() -> bool {
     inside() != 0

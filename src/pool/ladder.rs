@@ -7,6 +7,7 @@ use super::arena::{Arena, State, Want, host_oom};
 use super::callbacks;
 use super::grow::{Attempt, Idle};
 use super::registry;
+use super::report::Climb;
 use super::settle::{Polled, Waited};
 use crate::driver::Api;
 use crate::error::{Result, Status, bail};
@@ -83,72 +84,102 @@ impl Arena {
     }
 
     fn climb(&self, api: &Api, want: &Want) -> Result<u64> {
+        let mut climb = Climb::new(self);
         let ordered = !want.key.is_device_order();
         let capturing = ordered && self.look_for_capture(api, want.key)?;
         // Rung 1: the stream's own memory, then what other streams are finished with.
-        if !capturing {
-            if ordered {
-                self.mark_stream(api, want.key);
-            }
-            self.poll(api);
-            if want.own_allocation {
-                self.release_own(api)?;
-            }
-        }
-        if let Some(address) = self.search(want)? {
+        let found = climb.first_rung(1, || self.search_all(api, want, capturing))?;
+        if let Some(address) = found {
             return Ok(address);
-        }
-        if !capturing {
-            if self.worth_marking(want)?
-                && self.ask_about_context(api)?
-                && let Some(address) = self.search(want)?
-            {
-                return Ok(address);
-            }
-            self.clear_debris(api)?;
         }
         // Rungs 2 and 3: grow; or, with much idle, remap before growing.
         let idle = if !capturing && self.is_idle_beyond_bound()? { Idle::Remap } else { Idle::Keep };
-        if let Attempt::Served(address) = self.grow(api, want, idle)? {
+        if let Attempt::Served(address) = climb.first_rung(2, || self.grow(api, want, idle))? {
             return Ok(address);
         }
-        if !capturing && let Some(address) = self.work_through(api, want)? {
+        if !capturing && let Some(address) = self.work_through(api, want, &mut climb)? {
             self.note_recovery(want)?;
             return Ok(address);
         }
-        Err(self.out_of_memory(api, want, capturing))
+        Err(climb.out_of_memory(api, want, capturing))
+    }
+
+    fn search_all(&self, api: &Api, want: &Want, capturing: bool) -> Result<Option<u64>> {
+        if capturing {
+            return self.search(want);
+        }
+        if !want.key.is_device_order() {
+            self.mark_stream(api, want.key);
+        }
+        self.poll(api);
+        if want.own_allocation {
+            self.release_own(api)?;
+        }
+        if let Some(address) = self.search(want)? {
+            return Ok(Some(address));
+        }
+        if self.worth_marking(want)?
+            && self.ask_about_context(api)?
+            && let Some(address) = self.search(want)?
+        {
+            return Ok(Some(address));
+        }
+        self.clear_debris(api)?;
+        Ok(None)
     }
 
     /// Rungs 3 to 7, for a request that was refused more memory.
-    fn work_through(&self, api: &Api, want: &Want) -> Result<Option<u64>> {
-        // A slab may do without a home now.
-        {
-            let mut state = self.lock()?;
-            state.heap.scatter = true;
-            let found = state.search(want);
-            state.heap.scatter = false;
-            if let Some(address) = found? {
-                return Ok(Some(address));
-            }
-        }
-        // Rung 3: remap what is idle here.
-        if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
+    fn work_through(&self, api: &Api, want: &Want, climb: &mut Climb) -> Result<Option<u64>> {
+        // Rung 3: remap what is idle here. A slab may do without a home now.
+        let found = climb.rung(3, || match self.search_anywhere(want)? {
+            Some(address) => Ok(Attempt::Served(address)),
+            None => self.grow_with_idle(api, want, want.size),
+        })?;
+        if let Attempt::Served(address) = found {
             return Ok(Some(address));
         }
         // Rung 4: what is idle elsewhere on the device.
-        if self.release_elsewhere(api, want.size)? > 0
-            && let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)?
+        let found = climb.rung(4, || match self.release_elsewhere(api, want.size)? {
+            0 => Ok(Attempt::Refused),
+            _ => self.grow_with_idle(api, want, want.size),
+        })?;
+        if let Attempt::Served(address) = found {
+            return Ok(Some(address));
+        }
+        // Rung 5: what is freed but not finished with.
+        let deadline = Instant::now() + Duration::from_millis(u64::from(self.lock()?.options.settle_ms));
+        if let Some(address) = climb.rung(5, || self.settle_for(api, want, deadline))? {
+            return Ok(Some(address));
+        }
+        // Rung 6: other runtimes' caches.
+        if !callbacks::is_inside()
+            && callbacks::any()
+            && let Some(address) = climb.rung(6, || self.ask_callbacks(api, want, deadline))?
         {
             return Ok(Some(address));
         }
-        // Rung 5: what is freed but not finished with. Again while other threads win what this one waited for.
-        let deadline = Instant::now() + Duration::from_millis(u64::from(self.lock()?.options.settle_ms));
+        // Rung 7: everything idle on the device.
+        climb.rung(7, || {
+            self.release_elsewhere(api, u64::MAX)?;
+            match self.grow_with_idle(api, want, u64::MAX)? {
+                Attempt::Served(address) => Ok(Some(address)),
+                Attempt::Refused => self.search(want),
+            }
+        })
+    }
+
+    fn search_anywhere(&self, want: &Want) -> Result<Option<u64>> {
+        let mut state = self.lock()?;
+        state.heap.scatter = true;
+        let found = state.search(want);
+        state.heap.scatter = false;
+        found
+    }
+
+    /// Waits for what is freed but not finished with. Again while other threads win what this one waited for.
+    fn settle_for(&self, api: &Api, want: &Want, deadline: Instant) -> Result<Option<u64>> {
         for _ in 0..SETTLE_ROUNDS {
-            let mut served = None;
-            let waited = self.wait(api, deadline, |state| {
-                served = state.search(want)?;
-                Ok(served.is_some())
-            })?;
+            let (waited, served) = self.wait_and_search(api, want, deadline)?;
             if served.is_some() {
                 return Ok(served);
             }
@@ -163,38 +194,39 @@ impl Arena {
                 break;
             }
         }
-        // Rung 6: other runtimes' caches. Whatever they claim, what counts is whether the request can be served.
-        if !callbacks::is_inside() {
-            for _ in 0..CALLBACK_ROUNDS {
-                let mut after = None;
-                let mut claimed = 0u64;
-                while let Some((place, freed)) = callbacks::run_next(after, self.device(), want.size) {
-                    after = Some(place);
-                    claimed = claimed.saturating_add(freed);
-                    // Their frees may have come to this pool, or have gone to the driver.
-                    let mut served = None;
-                    self.wait(api, deadline, |state| {
-                        served = state.search(want)?;
-                        Ok(served.is_some())
-                    })?;
-                    if served.is_some() {
-                        return Ok(served);
-                    }
-                    if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
-                        return Ok(Some(address));
-                    }
+        Ok(None)
+    }
+
+    fn wait_and_search(&self, api: &Api, want: &Want, deadline: Instant) -> Result<(Waited, Option<u64>)> {
+        let mut served = None;
+        let waited = self.wait(api, deadline, |state| {
+            served = state.search(want)?;
+            Ok(served.is_some())
+        })?;
+        Ok((waited, served))
+    }
+
+    /// Whatever callbacks claim, what counts is whether the request can be served.
+    fn ask_callbacks(&self, api: &Api, want: &Want, deadline: Instant) -> Result<Option<u64>> {
+        for _ in 0..CALLBACK_ROUNDS {
+            let mut after = None;
+            let mut claimed = 0u64;
+            while let Some((place, freed)) = callbacks::run_next(after, self.device(), want.size) {
+                after = Some(place);
+                claimed = claimed.saturating_add(freed);
+                // Their frees may have come to this pool, or have gone to the driver.
+                if let (_, Some(address)) = self.wait_and_search(api, want, deadline)? {
+                    return Ok(Some(address));
                 }
-                if claimed == 0 {
-                    break;
+                if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
+                    return Ok(Some(address));
                 }
             }
+            if claimed == 0 {
+                break;
+            }
         }
-        // Rung 7: everything idle on the device.
-        self.release_elsewhere(api, u64::MAX)?;
-        if let Attempt::Served(address) = self.grow_with_idle(api, want, u64::MAX)? {
-            return Ok(Some(address));
-        }
-        self.search(want)
+        Ok(None)
     }
 
     /// Searches the lists, after all that is idle has been made to coalesce.

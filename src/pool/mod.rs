@@ -11,7 +11,7 @@ mod order;
 mod owners;
 mod registry;
 mod release;
-mod report;
+pub mod report;
 mod settle;
 
 use crate::driver::lifecycle::{self, Life};
@@ -170,10 +170,7 @@ fn check_size(size: u64) -> Result<()> {
     let largest = driver::largest_device().min(MAX_SIZE);
     if size > largest {
         registry::count_oom();
-        bail!(
-            POOL_ERROR_OUT_OF_MEMORY,
-            "out of memory: {size} bytes were requested, and the largest device has {largest}"
-        );
+        return Err(report::too_large(size, -1, largest));
     }
     Ok(())
 }

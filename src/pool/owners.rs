@@ -73,9 +73,19 @@ impl Owners {
         at.and_then(|at| self.list.get(at)).map_or([0; TAG_SIZE], |o| o.tag)
     }
 
-    /// The owner with most live bytes.
-    pub fn largest(&self) -> Option<Owner> {
-        self.list.iter().copied().max_by_key(|o| o.live_bytes).filter(|o| o.live_bytes > 0)
+    /// The owners with most live bytes, most first.
+    pub fn largest<const N: usize>(&self) -> [Option<Owner>; N] {
+        let mut largest = [None; N];
+        for owner in self.list.iter().filter(|o| o.live_bytes > 0) {
+            let mut next = Some(*owner);
+            for slot in &mut largest {
+                let more = |o: &Option<Owner>| o.map_or(0, |o: Owner| o.live_bytes);
+                if more(&next) > more(slot) {
+                    core::mem::swap(slot, &mut next);
+                }
+            }
+        }
+        largest
     }
 }
 
@@ -101,8 +111,12 @@ mod tests {
         let last = owners.intern(&tag("one more")).unwrap();
         assert_eq!(owners.tag(last), tag("(others)"));
         owners.add(a, 5);
-        assert_eq!(owners.largest().unwrap().tag, tag("weights"));
+        let b = owners.intern(&tag("tag 3")).unwrap();
+        owners.add(b, 7);
+        let [first, second, third] = owners.largest::<3>();
+        assert_eq!((first.unwrap().tag, second.unwrap().tag), (tag("tag 3"), tag("weights")));
+        assert!(third.is_none());
         owners.subtract(a, 5);
-        assert!(owners.largest().is_none());
+        assert!(owners.largest::<3>()[1].is_none());
     }
 }

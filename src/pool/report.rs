@@ -1,65 +1,322 @@
-//! The report: an out-of-memory answer in a sentence whose numbers add up.
+//! The report: an out-of-memory answer in numbers that add up, as a struct and in a sentence.
 
-use super::arena::{Arena, Want};
-use super::owners::Owner;
+use super::arena::{Arena, State, Want};
+use super::owners::{Owner, TAG_SIZE, Tag};
+use super::registry;
 use crate::driver::{Api, relaxed};
 use crate::error::{Status, fail};
 use crate::heap::SHARED;
+use core::cell::Cell;
+use core::fmt::{Display, Formatter};
+use std::time::Instant;
 
-impl Arena {
-    pub(super) fn out_of_memory(&self, api: &Api, want: &Want, capturing: bool) -> Status {
-        let device = relaxed(api, || self.mapper.device_memory(api)).unwrap_or((0, self.total));
-        let Ok(mut state) = self.lock() else { return Status::POOL_ERROR_INTERNAL };
+/// Rungs are numbered from 1; 0 is not used.
+pub const RUNGS: usize = 11;
+/// How many owners are named.
+pub const OWNERS: usize = 4;
+
+/// What would help most, as far as the numbers tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Advice {
+    None = 0,
+    RaiseLimit = 1,
+    FreeForeign = 2,
+    Defragment = 3,
+    EndCapture = 4,
+    UseLess = 5,
+}
+
+/// The last out-of-memory answer of a thread.
+#[derive(Clone, Copy, Debug)]
+pub struct OomInfo {
+    pub requested: u64,
+    /// -1 where the size alone was too large for any device.
+    pub device: i32,
+    /// Bit n: rung n was tried.
+    pub tried: u32,
+    pub gained: [u64; RUNGS],
+    pub micros: [u64; RUNGS],
+    pub live: u64,
+    pub cached: u64,
+    pub pending: u64,
+    pub overhead: u64,
+    pub reserved: u64,
+    /// 0 for none.
+    pub limit: u64,
+    pub largest_free: u64,
+    pub device_free: u64,
+    pub device_total: u64,
+    /// Held by all pools on the device, this one included.
+    pub pools: u64,
+    pub foreign: u64,
+    pub owners: [(Tag, u64); OWNERS],
+    pub advice: Advice,
+}
+
+const NOTHING: OomInfo = OomInfo {
+    requested: 0,
+    device: 0,
+    tried: 0,
+    gained: [0; RUNGS],
+    micros: [0; RUNGS],
+    live: 0,
+    cached: 0,
+    pending: 0,
+    overhead: 0,
+    reserved: 0,
+    limit: 0,
+    largest_free: 0,
+    device_free: 0,
+    device_total: 0,
+    pools: 0,
+    foreign: 0,
+    owners: [([0; TAG_SIZE], 0); OWNERS],
+    advice: Advice::None,
+};
+
+thread_local! {
+    static LAST: Cell<OomInfo> = const { Cell::new(NOTHING) };
+}
+
+/// The calling thread's last out-of-memory answer; all zero if there was none.
+pub fn last() -> OomInfo {
+    LAST.try_with(Cell::get).unwrap_or(NOTHING)
+}
+
+fn remember(info: OomInfo) {
+    let _ = LAST.try_with(|last| last.set(info));
+}
+
+/// Answers a request that is larger than any device, or than this one.
+pub fn too_large(requested: u64, device: i32, total: u64) -> Status {
+    remember(OomInfo { requested, device, device_total: total, advice: Advice::UseLess, ..NOTHING });
+    fail(
+        Status::POOL_ERROR_OUT_OF_MEMORY,
+        format_args!("out of memory: {requested} bytes were requested, and {} has {total}", Device(device)),
+    )
+}
+
+struct Device(i32);
+
+impl Display for Device {
+    fn fmt(&self, f: &mut Formatter<'_>) -> core::fmt::Result {
+        if self.0 < 0 { f.write_str("the largest device") } else { write!(f, "device {}", self.0) }
+    }
+}
+
+/// What the rungs of one climb gained, and how long they took.
+pub struct Climb<'a> {
+    arena: &'a Arena,
+    tried: u32,
+    gained: [u64; RUNGS],
+    micros: [u64; RUNGS],
+}
+
+impl<'a> Climb<'a> {
+    pub fn new(arena: &'a Arena) -> Self {
+        Climb { arena, tried: 0, gained: [0; RUNGS], micros: [0; RUNGS] }
+    }
+
+    /// Bytes idle in the arena, and bytes that all pools hold on the device.
+    fn measure(&self) -> (u64, u64) {
+        let cached = self.arena.lock().map_or(0, |state| state.heap.bytes().cached);
+        (cached, held_on(self.arena.device()))
+    }
+
+    /// Runs a rung that every miss goes through, and notes its time alone: what it gains serves the request.
+    pub fn first_rung<R>(&mut self, rung: usize, f: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let result = f();
+        self.note(rung, 0, start);
+        result
+    }
+
+    fn note(&mut self, rung: usize, gain: u64, start: Instant) {
+        if let (Some(gained), Some(spent)) = (self.gained.get_mut(rung), self.micros.get_mut(rung)) {
+            *gained = gained.saturating_add(gain);
+            *spent = spent.saturating_add(start.elapsed().as_micros() as u64);
+            self.tried |= 1 << rung;
+        }
+    }
+
+    /// Runs a rung, and notes what became idle or went back to the driver meanwhile.
+    pub fn rung<R>(&mut self, rung: usize, f: impl FnOnce() -> R) -> R {
+        let (cached, held) = self.measure();
+        let start = Instant::now();
+        let result = f();
+        let (cached_after, held_after) = self.measure();
+        let gain = cached_after.saturating_sub(cached).saturating_add(held.saturating_sub(held_after));
+        self.note(rung, gain, start);
+        result
+    }
+
+    /// Answers out of memory, with the numbers as they are now.
+    pub fn out_of_memory(&self, api: &Api, want: &Want, capturing: bool) -> Status {
+        let arena = self.arena;
+        let asked = relaxed(api, || arena.mapper.device_memory(api));
+        let pools = held_on(arena.device());
+        let Ok(mut state) = arena.lock() else { return Status::POOL_ERROR_INTERNAL };
         state.counters.oom = state.counters.oom.wrapping_add(1);
-        let bytes = state.heap.bytes();
-        let stream = state.stream(want.key).unwrap_or(SHARED);
-        let limit = state.options.limit(self.total);
-        let foreign = device.1.saturating_sub(device.0).saturating_sub(bytes.mapped);
-        let largest = state.heap.largest_free(stream);
-        let why = if capturing {
-            "; the stream is captured, so idle memory could not be moved or waited for"
-        } else if bytes.mapped.saturating_add(want.size) > limit {
-            "; the pool's limit is in the way"
-        } else {
-            ""
+        let info = state.oom_info(self, want, asked.unwrap_or((0, arena.total)), pools, capturing);
+        remember(info);
+        fail(Status::POOL_ERROR_OUT_OF_MEMORY, format_args!("{info}"))
+    }
+}
+
+/// Bytes that all pools hold on a device.
+fn held_on(device: i32) -> u64 {
+    registry::all()
+        .filter(|arena| arena.device() == device && !arena.is_lost())
+        .filter_map(|arena| arena.lock().ok().map(|state| state.heap.bytes().mapped))
+        .fold(0, u64::saturating_add)
+}
+
+impl State {
+    fn oom_info(
+        &mut self,
+        climb: &Climb,
+        want: &Want,
+        device: (u64, u64),
+        pools: u64,
+        capturing: bool,
+    ) -> OomInfo {
+        let bytes = self.heap.bytes();
+        let stream = self.stream(want.key).unwrap_or(SHARED);
+        let limit = self.options.limit(climb.arena.total);
+        let (device_free, device_total) = device;
+        let mut owners = [([0; TAG_SIZE], 0); OWNERS];
+        for (slot, owner) in owners.iter_mut().zip(self.owners.largest::<OWNERS>()) {
+            *slot = owner.map_or(([0; TAG_SIZE], 0), |Owner { tag, live_bytes }| (tag, live_bytes));
+        }
+        let mut info = OomInfo {
+            requested: want.size,
+            device: climb.arena.device(),
+            tried: climb.tried,
+            gained: climb.gained,
+            micros: climb.micros,
+            live: bytes.live,
+            cached: bytes.cached,
+            pending: bytes.pending,
+            overhead: bytes.overhead,
+            reserved: bytes.mapped,
+            limit: if limit == u64::MAX { 0 } else { limit },
+            largest_free: self.heap.largest_free(stream),
+            device_free,
+            device_total,
+            pools,
+            foreign: device_total.saturating_sub(device_free).saturating_sub(pools),
+            owners,
+            advice: Advice::None,
         };
-        fail(
-            Status::POOL_ERROR_OUT_OF_MEMORY,
-            format_args!(
-                "out of memory: {} bytes were requested on device {}; the pool holds {} (live {}, cached {}, pending {}, \
-                 overhead {}; largest free extent {}; limit {}{}); the device has {} free of {}, others hold {}{why}",
-                want.size,
-                self.device(),
-                bytes.mapped,
-                bytes.live,
-                bytes.cached,
-                bytes.pending,
-                bytes.overhead,
-                largest,
-                Limit(limit),
-                MostOwned(state.owners.largest()),
-                device.0,
-                device.1,
-                foreign,
-            ),
-        )
+        info.advice = info.advise(limit, capturing);
+        info
     }
 }
 
-struct Limit(u64);
-
-impl core::fmt::Display for Limit {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        if self.0 == u64::MAX { f.write_str("none") } else { write!(f, "{}", self.0) }
+impl OomInfo {
+    /// The first that fits, from what is easiest to change to what is hardest.
+    fn advise(&self, limit: u64, capturing: bool) -> Advice {
+        let wanted = self.requested;
+        if capturing && self.cached.saturating_add(self.pending).saturating_add(self.device_free) >= wanted {
+            return Advice::EndCapture;
+        }
+        if limit < self.device_total && self.live.saturating_add(wanted) > limit {
+            return Advice::RaiseLimit;
+        }
+        if self.device_free.saturating_add(self.cached) >= wanted {
+            return Advice::Defragment;
+        }
+        if self.foreign >= wanted || self.foreign > self.live {
+            return Advice::FreeForeign;
+        }
+        Advice::UseLess
     }
 }
 
-struct MostOwned(Option<Owner>);
+impl Display for OomInfo {
+    fn fmt(&self, f: &mut Formatter<'_>) -> core::fmt::Result {
+        write!(
+            f,
+            "out of memory: {} bytes were requested on device {}; the pool holds {} (live {}, cached {}, pending {}, \
+             overhead {}; largest free extent {}; limit ",
+            self.requested,
+            self.device,
+            self.reserved,
+            self.live,
+            self.cached,
+            self.pending,
+            self.overhead,
+            self.largest_free,
+        )?;
+        if self.limit == 0 {
+            f.write_str("none")?
+        } else {
+            write!(f, "{}", self.limit)?
+        }
+        for (tag, bytes) in self.owners.iter().filter(|(_, bytes)| *bytes > 0) {
+            let tag = tag.split(|byte| *byte == 0).next().unwrap_or_default();
+            write!(f, "; {}: {bytes}", tag.escape_ascii())?;
+        }
+        write!(
+            f,
+            "); the device has {} free of {}, pools hold {}, others {}; tried:",
+            self.device_free, self.device_total, self.pools, self.foreign
+        )?;
+        let rungs = self.gained.iter().zip(&self.micros).enumerate();
+        for (rung, (gained, micros)) in rungs.filter(|(rung, _)| self.tried >> rung & 1 == 1) {
+            write!(f, " {} ({gained} bytes, {micros} us)", rung_name(rung))?;
+        }
+        f.write_str(match self.advice {
+            Advice::None => "",
+            Advice::RaiseLimit => "; the pool's limit is in the way: raise it",
+            Advice::FreeForeign => "; the memory is held by others on the device",
+            Advice::Defragment => "; there is enough in pieces that cannot be moved together",
+            Advice::EndCapture => "; the stream is captured, so idle memory could not be moved or waited for",
+            Advice::UseLess => "; the program itself holds too much",
+        })
+    }
+}
 
-impl core::fmt::Display for MostOwned {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Some(owner) = self.0 else { return Ok(()) };
-        let tag = owner.tag.split(|byte| *byte == 0).next().unwrap_or_default();
-        write!(f, "; most is {}'s: {}", tag.escape_ascii(), owner.live_bytes)
+/// A rung in a word.
+fn rung_name(rung: usize) -> &'static str {
+    match rung {
+        1 => "search",
+        2 => "grow",
+        3 => "remap",
+        4 => "release",
+        5 => "settle",
+        6 => "callbacks",
+        7 => "empty",
+        _ => "?",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(live: u64, cached: u64, free: u64, foreign: u64) -> OomInfo {
+        let reserved = live + cached;
+        OomInfo {
+            requested: 100,
+            live,
+            cached,
+            reserved,
+            pools: reserved,
+            device_free: free,
+            foreign,
+            device_total: reserved + free + foreign,
+            ..NOTHING
+        }
+    }
+
+    #[test]
+    fn advice_fits_the_numbers() {
+        assert_eq!(info(500, 0, 50, 10).advise(u64::MAX, false), Advice::UseLess);
+        assert_eq!(info(500, 0, 50, 400).advise(u64::MAX, false), Advice::FreeForeign);
+        assert_eq!(info(500, 80, 50, 10).advise(u64::MAX, false), Advice::Defragment);
+        assert_eq!(info(500, 0, 500, 0).advise(550, false), Advice::RaiseLimit);
+        assert_eq!(info(500, 200, 50, 0).advise(u64::MAX, true), Advice::EndCapture);
+        assert_eq!(info(500, 20, 50, 0).advise(u64::MAX, true), Advice::UseLess);
     }
 }
