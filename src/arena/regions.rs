@@ -15,6 +15,8 @@ struct Region {
     address: u64,
     len: u64,
     off: u64,
+    /// It is being given back: the driver may give its addresses again before that is booked.
+    hidden: bool,
 }
 
 /// See the module.
@@ -58,7 +60,7 @@ impl Regions {
             }
         }
         let at = self.chunks.partition_point(|r| r.address <= address);
-        let region = self.chunks.get(at.checked_sub(1)?)?;
+        let region = self.chunks.get(..at)?.iter().rev().find(|region| !region.hidden)?;
         let inside = address.saturating_sub(region.address);
         (inside < region.len).then_some((region.off.saturating_add(inside), region.off))
     }
@@ -98,8 +100,15 @@ impl Regions {
         }
         // Behind one of the same address: that one is being given back, and the driver was faster than its booking.
         let at = self.chunks.partition_point(|r| r.address <= address);
-        self.chunks.insert(at, Region { address, len, off });
+        self.chunks.insert(at, Region { address, len, off, hidden: false });
         off
+    }
+
+    /// Hides the chunk at offset `off` from look-ups by address, or shows it again.
+    pub fn hide(&mut self, off: u64, hidden: bool) {
+        if let Some(region) = self.chunks.iter_mut().find(|region| region.off == off) {
+            region.hidden = hidden;
+        }
     }
 
     /// Forgets the chunk at offset `off`.
@@ -151,6 +160,17 @@ mod tests {
             regions.remove(regions.offset(address).unwrap().0);
             assert_eq!(regions.offset(address), None);
         }
+        // A larger chunk that begins lower may come to lie over one that is being given back.
+        let [old, new] =
+            [(0x5000_0040_0000u64, 2u64 << 20), (0x5000_0020_0000, 8 << 20)].map(|(address, len)| {
+                regions.reserve(len).unwrap();
+                let off = regions.add(address, len);
+                regions.hide(off, len == 2 << 20);
+                off
+            });
+        assert_eq!(regions.offset(0x5000_0040_0000), Some((new + (2 << 20), new)));
+        regions.remove(old);
+        regions.remove(new);
         // The driver gives an address again before the pool has booked its return.
         let [old, new] = [0, 0].map(|_: i32| {
             regions.reserve(1 << 20).unwrap();

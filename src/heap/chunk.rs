@@ -17,6 +17,8 @@ pub struct Chunk {
     pub token: u64,
     /// It is one block's own allocation.
     pub own: bool,
+    /// A thread is unmapping it.
+    pub moving: bool,
     /// The last free of a block in it, in the arena's count of frees.
     pub(super) seq: u64,
     /// Free list link while blank.
@@ -47,7 +49,15 @@ impl Chunks {
         while self.blanks < wanted {
             self.array.try_reserve(1).map_err(|_| NoHostMemory)?;
             let id = self.array.len() as u32;
-            self.array.push(Chunk { off: 0, len: 0, token: 0, own: false, seq: 0, next: self.blank });
+            self.array.push(Chunk {
+                off: 0,
+                len: 0,
+                token: 0,
+                own: false,
+                moving: false,
+                seq: 0,
+                next: self.blank,
+            });
             self.blank = id;
             self.blanks = self.blanks.saturating_add(1);
         }
@@ -72,9 +82,15 @@ impl Chunks {
         id
     }
 
+    fn set_moving(&mut self, id: u32, moving: bool) {
+        if let Some(chunk) = self.array.get_mut(id as usize) {
+            chunk.moving = moving;
+        }
+    }
+
     fn remove(&mut self, id: u32) {
         if let Some(slot) = self.array.get_mut(id as usize) {
-            *slot = Chunk { off: 0, len: 0, token: 0, own: false, seq: 0, next: self.blank };
+            *slot = Chunk { off: 0, len: 0, token: 0, own: false, moving: false, seq: 0, next: self.blank };
             self.blank = id;
             self.blanks = self.blanks.saturating_add(1);
         }
@@ -188,7 +204,15 @@ impl Heap {
         self.chunks.promise(1)?;
         let id = self.nodes.take(Node { off, len, kind: Kind::Busy, ..Node::BLANK });
         self.pages.set_start(off, id);
-        let chunk = self.chunks.add(Chunk { off, len, token, own: own.is_some(), seq: self.seq, next: NIL });
+        let chunk = self.chunks.add(Chunk {
+            off,
+            len,
+            token,
+            own: own.is_some(),
+            moving: false,
+            seq: self.seq,
+            next: NIL,
+        });
         self.pages.set_chunk(off, len, chunk);
         self.bytes.mapped = self.bytes.mapped.saturating_add(len);
         self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
@@ -259,8 +283,8 @@ impl Heap {
     }
 
     /// Takes an idle chunk out of the free extent that it lies in.
-    pub fn begin_unmap(&mut self, chunk: u32) -> Result<NodeId, NoHostMemory> {
-        let Some(chunk) = self.chunk(chunk) else {
+    pub fn begin_unmap(&mut self, chunk_id: u32) -> Result<NodeId, NoHostMemory> {
+        let Some(chunk) = self.chunk(chunk_id) else {
             return Err(NoHostMemory);
         };
         let id = self.pages.start_at_or_below(chunk.off, 0);
@@ -279,6 +303,7 @@ impl Heap {
             self.cut_at(id, chunk.off, chunk.len)?
         };
         self.set_busy(id);
+        self.chunks.set_moving(chunk_id, true);
         Ok(id)
     }
 
@@ -350,6 +375,8 @@ impl Heap {
 
     /// The chunk stays mapped: its range is idle again, for the stream that it was idle for.
     pub fn abort_unmap(&mut self, busy: NodeId) {
+        let chunk = self.pages.chunk(self.nodes.get(busy).off);
+        self.chunks.set_moving(chunk, false);
         self.end_busy(busy);
         let stream = self.nodes.get(busy).stream;
         self.insert_free(busy, stream);

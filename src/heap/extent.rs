@@ -197,6 +197,7 @@ impl Heap {
             len: whole.end().saturating_sub(off),
             prev: id,
             next: whole.next,
+            requested: 0,
             ..whole
         });
         if whole.next != NIL {
@@ -283,8 +284,10 @@ impl Heap {
         let Some(queue) = self.queues.get(stream as usize) else {
             return false;
         };
-        for head in [queue.big.head, queue.small.head] {
-            let (mut id, mut seen) = (head, 0);
+        let heads = [queue.big.head, queue.small.head];
+        let mut seen = 0;
+        for head in heads {
+            let mut id = head;
             while id != NIL && seen < STITCH_SCAN {
                 let (first, off, end) = self.run_around(id, stream);
                 if self.usable(id, stream) && fits(off, end.saturating_sub(off), len, align.max(QUANTUM)) {
@@ -309,10 +312,13 @@ impl Heap {
     /// The run of free extents around `id` that `stream` may have: its first extent, start and end.
     fn run_around(&self, id: NodeId, stream: StreamId) -> (NodeId, u64, u64) {
         let (mut first, mut last) = (id, id);
-        while self.usable(self.nodes.get(first).prev, stream) {
+        let mut steps = 0;
+        while steps < STITCH_SCAN && self.usable(self.nodes.get(first).prev, stream) {
+            steps += 1;
             first = self.nodes.get(first).prev;
         }
-        while self.usable(self.nodes.get(last).next, stream) {
+        while steps < 2 * STITCH_SCAN && self.usable(self.nodes.get(last).next, stream) {
+            steps += 1;
             last = self.nodes.get(last).next;
         }
         (first, self.nodes.get(first).off, self.nodes.get(last).end())

@@ -9,7 +9,7 @@ use super::slab::State;
 use super::{BlockInfo, Heap, block_flags};
 
 /// What a block must not be for its free to be simple.
-const NOT_SIMPLE: u8 = block_flags::USED_ELSEWHERE | block_flags::OWN_ALLOCATION;
+const NOT_SIMPLE: u8 = block_flags::USED_ELSEWHERE | block_flags::USED_ON_OWN | block_flags::OWN_ALLOCATION;
 
 impl Heap {
     /// Allocates `len` bytes (not 0) at the default alignment, if that needs no search. `info` has no owner.

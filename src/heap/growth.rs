@@ -180,7 +180,7 @@ impl Heap {
         let mut filled = 0u64;
         let mut promised = plan.promised;
         for (off, len, token) in pieces {
-            let id = self.chunks.add(Chunk { off, len, token, own: false, seq: 0, next: NIL });
+            let id = self.chunks.add(Chunk { off, len, token, own: false, moving: false, seq: 0, next: NIL });
             self.pages.set_chunk(off, len, id);
             filled = filled.saturating_add(len);
             promised = promised.saturating_sub(1);

@@ -54,6 +54,8 @@ pub mod block_flags {
     pub const STREAM_ORDERED: u8 = 1;
     /// Used on streams that the free will not name: it must be freed device-ordered.
     pub const USED_ELSEWHERE: u8 = 2;
+    /// Named as used on the stream it was allocated on: freed on another one, it must wait for that.
+    pub const USED_ON_OWN: u8 = 8;
     /// One driver allocation of its own: its memory serves no other block.
     pub const OWN_ALLOCATION: u8 = 4;
 }
@@ -308,7 +310,10 @@ impl Heap {
         let node = self.nodes.get(id);
         match node.kind {
             Kind::Used if node.off == off => Ok(self.extent_block(id)),
-            Kind::Free | Kind::Parked | Kind::Pending if node.off == off => Err(NotLive::Freed),
+            // Only where a block has been: not at the start of what never was one.
+            Kind::Free | Kind::Parked | Kind::Pending if node.off == off && node.requested > 0 => {
+                Err(NotLive::Freed)
+            }
             Kind::Slab => self.slab_block(id, off, true),
             _ => Err(NotLive::Unknown),
         }
@@ -341,11 +346,11 @@ impl Heap {
         }
     }
 
-    /// Marks a live block as used on streams that its free will not name.
-    pub fn mark_used_elsewhere(&mut self, block: &Block) {
+    /// Sets a flag of a live block.
+    pub fn mark(&mut self, block: &Block, flag: u8) {
         match block.place {
-            Place::Extent(id) => self.nodes.at(id).flags |= block_flags::USED_ELSEWHERE,
-            Place::Slab { slab, index } => self.slabs.mark(slab, index, block_flags::USED_ELSEWHERE),
+            Place::Extent(id) => self.nodes.at(id).flags |= flag,
+            Place::Slab { slab, index } => self.slabs.mark(slab, index, flag),
         }
     }
 

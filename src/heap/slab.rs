@@ -321,7 +321,7 @@ impl Heap {
         }
         let small = slab.blocks.get(index as usize).ok_or(NotLive::Unknown)?;
         if small.state != State::Live {
-            return Err(NotLive::Freed);
+            return Err(if small.requested > 0 { NotLive::Freed } else { NotLive::Unknown });
         }
         Ok(Block {
             off: slab.off.saturating_add(index.saturating_mul(len)),
@@ -394,6 +394,7 @@ impl Heap {
         }
         let node = self.nodes.at(slab.node);
         node.slab = NIL;
+        node.requested = 0;
         node.flags &= SLAB_HOME;
         node.seq = slab.seq;
         self.release_extent(slab.node, slab.stream);

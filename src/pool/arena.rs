@@ -265,7 +265,7 @@ impl Arena {
         };
         // A stream that cannot be told for lack of memory is as good as all of them.
         let stream = match state.stream(key) {
-            Ok(stream) if info.flags & block_flags::USED_ELSEWHERE == 0 => stream,
+            Ok(stream) if !waits_for_all(&info, key) => stream,
             _ => {
                 state.heap.free_pending(&block);
                 return Ok(());
@@ -307,9 +307,8 @@ impl Arena {
         let block = state.heap.block_at(off).map_err(|why| not_live(address, why))?;
         let own = block.info.flags & block_flags::STREAM_ORDERED != 0 && block.info.handle == key.handle;
         // The per-thread stream's handle does not say whose it is, so a use of it always counts.
-        if !own || key.handle == super::order::PER_THREAD {
-            state.heap.mark_used_elsewhere(&block);
-        }
+        let own = own && key.handle != super::order::PER_THREAD;
+        state.heap.mark(&block, if own { block_flags::USED_ON_OWN } else { block_flags::USED_ELSEWHERE });
         Ok(())
     }
 }
@@ -426,6 +425,12 @@ impl State {
     pub fn done_of(&self, stream: StreamId) -> u64 {
         self.streams.get(stream as usize).map_or(0, |s| s.done.max(self.done))
     }
+}
+
+/// Whether a block freed on the stream of `key` must wait for more than that stream.
+fn waits_for_all(info: &BlockInfo, key: StreamKey) -> bool {
+    let elsewhere = info.flags & block_flags::USED_ELSEWHERE != 0;
+    elsewhere || (info.flags & block_flags::USED_ON_OWN != 0 && key.handle != info.handle)
 }
 
 #[cold]

@@ -59,6 +59,14 @@ impl Arena {
         let mut state = self.lock()?;
         state.growing = state.growing.saturating_sub(fresh);
         state.counters.calls.add(calls);
+        if self.is_lost() {
+            drop(state);
+            if placed.is_ok() {
+                pieces.iter_mut().for_each(|p| p.from = p.to);
+            }
+            self.discard_lost(api, &mut pieces);
+            return Err(self.lost_error());
+        }
         // The moved pieces come in the order of `moved`, whatever lies between them.
         for ((chunk, node), piece) in moved.iter().zip(pieces.iter().filter(|p| p.from != 0)) {
             if piece.left == Left::Stuck {
@@ -109,6 +117,14 @@ impl Arena {
             let mut state = self.lock()?;
             state.growing = state.growing.saturating_sub(len);
             state.counters.calls.add(calls);
+            if self.is_lost() {
+                // What the driver gave belongs to the context's next life, if to any.
+                drop(state);
+                if let Ok(address) = taken {
+                    let _ = relaxed(api, || self.mapper.free(api, address, &mut Calls::default()));
+                }
+                return Err(self.lost_error());
+            }
             let address = match taken {
                 Ok(address) => address,
                 Err(Status::POOL_ERROR_OUT_OF_MEMORY) => continue,
@@ -123,6 +139,9 @@ impl Arena {
                     let freed = relaxed(api, || self.mapper.free(api, address, &mut calls));
                     let mut state = self.lock()?;
                     state.counters.calls.add(calls);
+                    if self.is_lost() {
+                        return Err(self.lost_error());
+                    }
                     if freed.is_err() {
                         state.heap.add_debris(len);
                     }

@@ -10,7 +10,7 @@ use super::registry;
 use super::report::Climb;
 use super::settle::{Polled, Waited};
 use crate::driver::Api;
-use crate::error::{Result, Status, bail};
+use crate::error::{Result, Status};
 use crate::heap::Heap;
 use crate::logging::log_line;
 use core::time::Duration;
@@ -70,13 +70,21 @@ impl Arena {
     #[cold]
     pub(super) fn allocate_slowly(&self, api: &Api, want: &Want) -> Result<u64> {
         if self.is_lost() {
-            bail!(POOL_ERROR_CONTEXT_LOST, "the context on device {} was destroyed or reset", self.device());
+            return Err(self.lost_error());
         }
         let answer = self.climb(api, want);
         match answer {
             // What the driver says of a context that is gone depends on the call; the arena finds out by asking.
-            Err(Status::POOL_ERROR_DRIVER | Status::POOL_ERROR_CONTEXT_LOST) => {
-                self.check_alive(api)?;
+            // Out of memory may be for blocks that went with it.
+            Err(
+                Status::POOL_ERROR_DRIVER
+                | Status::POOL_ERROR_CONTEXT_LOST
+                | Status::POOL_ERROR_OUT_OF_MEMORY,
+            ) => {
+                // The sentence of the answer must survive the question.
+                if self.is_lost() || !self.mapper.context.is_alive(api) {
+                    self.check_alive(api)?;
+                }
                 answer
             }
             answer => answer,

@@ -6,7 +6,7 @@ use super::registry;
 use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
 use crate::error::NoHostMemory;
-use crate::error::{Result, Status};
+use crate::error::{Result, Status, fail};
 use crate::heap::{Chunk, Heap};
 use crate::logging::log_line;
 use core::sync::atomic::Ordering::*;
@@ -23,6 +23,9 @@ impl Arena {
             let clear = self.mapper.clear(api, &mut debris, &mut calls);
             let mut state = self.lock()?;
             state.counters.calls.add(calls);
+            if self.is_lost() {
+                return Err(self.lost_error());
+            }
             state.heap.remove_debris(before);
             if !clear {
                 state.keep_debris(debris, busy);
@@ -57,6 +60,7 @@ impl Arena {
             let from = state.regions.address(record.off);
             pieces.push(Piece::mapped(record.len, record.token, from));
             nodes.push((chunk, node));
+            state.regions.hide(record.off, true);
         }
         drop(state);
 
@@ -64,6 +68,13 @@ impl Arena {
         let (gone, result) = relaxed(api, || self.discard(api, &mut pieces, &mut calls));
         let mut state = self.lock()?;
         state.counters.calls.add(calls);
+        if self.is_lost() {
+            // The records are gone with the context; what is still mapped is this thread's to return.
+            drop(state);
+            let rest = pieces.get_mut(gone..).unwrap_or_default();
+            self.discard_lost(api, rest);
+            return Err(self.lost_error());
+        }
         let mut released = 0u64;
         for (at, ((chunk, node), piece)) in nodes.iter().zip(&pieces).enumerate() {
             if at < gone {
@@ -76,6 +87,8 @@ impl Arena {
                     released = released.saturating_add(piece.len);
                 }
             } else {
+                let off = state.heap.chunk(*chunk).map_or(u64::MAX, |c| c.off);
+                state.regions.hide(off, false);
                 state.heap.abort_unmap(*node);
             }
         }
@@ -135,27 +148,59 @@ impl Arena {
         if excess == 0 { Ok(0) } else { self.release_idle(api, excess) }
     }
 
-    /// The context is gone: its memory is returned, and only the addresses stay known.
+    /// The context is gone: its memory is returned, and only the addresses stay known. Chunks that another thread is just moving are
+    /// that thread's to return: it finds the arena lost when it comes back for the lock.
     pub(super) fn lose(&self, api: &Api) {
+        let Ok(mut state) = self.lock() else { return };
         if self.lost.swap(true, AcqRel) {
             return;
         }
         registry::forget(self);
         log_line!(Info, "device {}: the context is gone, and the pool's memory in it", self.device());
-        let Ok(mut state) = self.lock() else { return };
         let mut pieces = Vec::new();
-        for chunk in state.heap.chunks().filter(|c| self.mapper.range.is_some_and(|r| c.off < r.len)) {
+        let in_range = |off: u64| self.mapper.range.is_some_and(|r| off < r.len);
+        for chunk in state.heap.chunks().filter(|c| in_range(c.off) && !c.moving) {
             if pieces.try_reserve(1).is_err() {
                 break;
             }
             let from = state.regions.address(chunk.off);
             pieces.push(Piece::mapped(chunk.len, chunk.token, from));
         }
+        let debris = core::mem::take(&mut state.debris);
         if let Ok(empty) = Heap::new() {
             state.heap = empty;
         }
         drop(state);
         // Memory of handles outlives contexts, so it is ours to return; `cuMemAlloc` memory went with the context.
-        let _ = relaxed(api, || self.mapper.discard(api, &mut pieces, &mut Calls::default()));
+        self.discard_lost(api, &mut pieces);
+        for (mut debris, _) in debris {
+            relaxed(api, || self.mapper.clear(api, &mut debris, &mut Calls::default()));
+        }
+    }
+
+    /// Returns pieces of a lost arena, each as far as the driver takes it.
+    pub(super) fn discard_lost(&self, api: &Api, pieces: &mut [Piece]) {
+        relaxed(api, || {
+            for piece in pieces.iter_mut().filter(|p| self.has_in_range(p.from)) {
+                let one = core::slice::from_mut(piece);
+                let (gone, _) = self.mapper.discard(api, one, &mut Calls::default());
+                if gone == 0 {
+                    log_line!(
+                        Error,
+                        "device {}: a chunk of a lost context stays with the driver",
+                        self.device()
+                    );
+                }
+            }
+        });
+    }
+
+    #[cold]
+    pub(super) fn lost_error(&self) -> Status {
+        let device = self.device();
+        fail(
+            Status::POOL_ERROR_CONTEXT_LOST,
+            format_args!("the context on device {device} was destroyed or reset"),
+        )
     }
 }
