@@ -36,8 +36,8 @@ sim: ## Build the simulated driver, target/sim/libcuda.so.1
 	$(CARGO) build --release -p cudasim
 	@mkdir -p target/sim
 	@# By rename, so that a program that is just opening it sees the old file or the new one, whole.
-	@cmp -s target/release/libcuda.so $(sim) || { \
-	    cp target/release/libcuda.so $(sim).new$$$$ && mv -f $(sim).new$$$$ $(sim); }
+	@cmp -s target/release/libcudasim.so $(sim) || { \
+	    cp target/release/libcudasim.so $(sim).new$$$$ && mv -f $(sim).new$$$$ $(sim); }
 	@ln -sfn libcuda.so.1 target/sim/libcuda.so
 
 header: ## Write include/cudapool.h from src/ffi

@@ -15,7 +15,7 @@ static int non_blocking;
 /* The pool may not ask about a stream outside a call that carries it, and of a non-blocking one nothing else tells it
  * whether it is captured. */
 static void name_the_stream(void) {
-  CHECK_STATUS(POOL_OK, pool_free_async(NULL, captured));
+  CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, captured));
 }
 
 static void begin(int mode) {
@@ -194,11 +194,11 @@ static void captures_are_not_broken_once_the_pool_is_told(void) {
     pthread_t thread;
     captured = new_stream(STREAM_NON_BLOCKING);
     CU(BeginCapture(captured, mode));
-    CHECK_STATUS(POOL_OK, pool_free_async(NULL, captured));
+    CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, captured));
     CHECK_EQ(pthread_create(&thread, NULL, allocate_beside_the_capture, context), 0);
     pthread_join(thread, NULL);
     end(__FILE__, __LINE__);
-    CHECK_STATUS(POOL_OK, pool_free_async(NULL, captured));
+    CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, captured));
     CU(StreamDestroy(captured));
     /* Told of the end too, it is free to wait again. */
     CHECK_TRIMS_TO_ZERO(0);

@@ -320,7 +320,8 @@ typedef size_t (*pool_reclaim_fn)(void *user, int device, size_t wanted);
 
 /**
  * Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts.
- * At every moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`.
+ * At every moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`. With several contexts on the
+ * device the counters are sums over them; peaks too, so that these may never have been held together.
  */
 typedef struct pool_stats {
   /**
@@ -574,10 +575,10 @@ enum pool_status pool_free(void *ptr);
  * Allocates `size` bytes, stream-ordered: the block may be used by work submitted to `stream` from
  * now on, and on other streams once they are made to wait for this point of `stream`.
  *
- * The fast path: no driver call where the pool has fitting memory of this stream. On a machine with
- * one device the stream's own context is taken to be the one the pool first saw on that device; a
- * program that uses several contexts on one device should say so by having the other one current
- * when it first uses a stream of it.
+ * The fast path: no driver call where the pool has fitting memory of this stream. The block is on the device of the stream's
+ * context; for the default streams that is the current one, or device 0's primary one. A program with several contexts that uses their
+ * default streams must call `pool_alloc` once with each of them current before: until the pool has seen a second context it
+ * does not ask. For the same reason stream-ordered calls notice a device reset only when they have to ask the driver.
  *
  * @param out Receives the block, or NULL on failure and for size 0.
  * @param size Bytes.
@@ -593,12 +594,8 @@ enum pool_status pool_alloc_async(void **out,
  * only when `stream` has got as far as this call. All uses of the block on other streams must be
  * ordered before this point of `stream`, or have been named with `pool_use_on_stream`.
  *
- * Stream capture: while a stream of the context is captured, the pool makes no call that would break the capture: none that is
- * about the whole context, and for a request on the captured stream none that waits, asks events or unmaps. So it may have to
- * answer out of memory, and memory freed device-ordered stays pending. It sees captures of blocking streams by itself. A
- * non-blocking stream it has to be told of, by calling this function with `ptr` NULL right after the capture of `stream` has
- * begun, and again right after it has ended; the second call also ends the restraint, which otherwise lasts ten seconds from
- * the last call that found the stream captured. Memory that the graph uses when it is launched must stay allocated.
+ * As in CUDA, the allocation itself must be ordered before this point of `stream` too, if it was made on another stream. A stream of
+ * another context than the block's is synchronised with.
  *
  * @param ptr A block, or NULL: nothing is freed, `POOL_OK`. Errors as for `pool_free`.
  * @param stream The stream; it is not touched after this call has returned.
@@ -618,10 +615,19 @@ enum pool_status pool_alloc_with(void **out, const struct pool_request *request)
  * Says that the block is also used on `stream`: once freed, its memory waits for that stream too.
  * Call it before the block is freed; work submitted to `stream` until then is covered.
  *
- * @param ptr The start of a live block. NULL is `POOL_ERROR_INVALID_POINTER`.
+ * Stream capture: while a stream of the context is captured, the pool makes no call that would break the capture: none that is
+ * about the whole context, and for a request on the captured stream none that waits, asks events or unmaps. So it may have to
+ * answer out of memory, and memory freed device-ordered stays pending. It sees captures of blocking streams by itself. A
+ * non-blocking stream it has to be told of, by calling this function with `ptr` NULL right after the capture of `stream` has
+ * begun, and again right after it has ended; the second call also ends the restraint, which otherwise lasts ten seconds from
+ * the last call that found the stream captured. Memory that the graph uses must stay allocated as long as the graph is launched, and
+ * launches must come after the work that was submitted to `stream` before the capture, which may still use that memory.
+ *
+ * @param ptr The start of a live block, or NULL: only the stream is looked at.
  * @param stream A stream of the block's context.
  */
-enum pool_status pool_use_on_stream(void *ptr, struct CUstream_st *stream);
+enum pool_status pool_use_on_stream(void *ptr,
+                                    struct CUstream_st *stream);
 
 /**
  * Tells which live block an address lies in. Interior addresses answer too.
@@ -635,7 +641,7 @@ enum pool_status pool_query(const void *ptr, struct pool_block_info *info);
 /**
  * Gives idle memory back to the driver until at most `keep_bytes` stay cached. Waits (bounded by the
  * option `settle_ms`) for freed memory that the device may still be using; during a stream capture (see
- * `pool_free_async`) it does not wait.
+ * `pool_use_on_stream`) it does not wait.
  *
  * @param pool The pool; NULL is the default pool.
  * @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
@@ -673,8 +679,8 @@ enum pool_status pool_add_reclaim_callback(pool_reclaim_fn fn,
                                            uint64_t *id);
 
 /**
- * Takes a reclaim callback back. When this returns it is not running and will not be called, so that `user` can be freed; called from inside
- * the callback itself it returns at once, and the callback is not called again.
+ * Takes a reclaim callback back. When this returns it is not running and will not be called, so that `user` can be freed. Called from inside
+ * a callback it returns at once: the callback is not called again, but calls of it under way, in this or another thread, go on.
  *
  * @return `POOL_ERROR_INVALID_ARGUMENT` if there is no such callback (any more).
  */

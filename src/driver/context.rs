@@ -25,7 +25,7 @@ pub fn current_handle(api: &Api) -> Ctx {
 }
 
 /// The device of the calling thread's current context, which there must be.
-fn current_device(api: &Api) -> Result<i32> {
+pub fn current_device(api: &Api) -> Result<i32> {
     let mut device = 0;
     // SAFETY: the pointer is to a local.
     check(api, unsafe { (api.ctx_device)(&mut device) }, "cuCtxGetDevice")?;
@@ -64,9 +64,32 @@ pub fn of(api: &Api, handle: Ctx, device: i32) -> Result<Context> {
         }
         bail!(POOL_ERROR_CONTEXT_LOST, "the current context was destroyed");
     }
-    // Asking for the primary context's handle means retaining it, so an inactive one is not asked for.
-    let primary = !is_primary_inactive(api, device) && primary(api, device)?.handle == handle;
-    Ok(Context { handle, device, id: id_of(api, handle), primary })
+    // Asking for the primary context's handle means retaining it, so an inactive one is not asked for. The reference is kept if it is
+    // the one that is used from now on.
+    let mut is_primary = false;
+    if !is_primary_inactive(api, device) {
+        is_primary = primary(api, device)?.handle == handle;
+        if !is_primary {
+            // SAFETY: gives back the reference just taken.
+            unsafe { (api.primary_release)(device) };
+        }
+    }
+    Ok(Context { handle, device, id: id_of(api, handle), primary: is_primary })
+}
+
+/// The context of a stream that is none of the default ones, where the driver tells it.
+pub fn of_stream(api: &Api, stream: super::Stream) -> Option<Ctx> {
+    let stream_ctx = api.stream_ctx.filter(|_| stream > 2)?;
+    let mut handle = 0;
+    // SAFETY: the stream is the caller's own, in this call; the pointer is to a local.
+    (unsafe { stream_ctx(stream, &mut handle) } == code::SUCCESS && handle != 0).then_some(handle)
+}
+
+/// What is to be known of a context that need not be current.
+pub fn by_handle(api: &Api, handle: Ctx) -> Result<Context> {
+    let unknown = Context { handle, device: 0, id: None, primary: false };
+    let device = unknown.with(api, || current_device(api))??;
+    of(api, handle, device)
 }
 
 /// Whether the driver says that the device's primary context is inactive. A failure to say is none.

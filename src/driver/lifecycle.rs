@@ -9,6 +9,9 @@ const EXITING: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(RUNNING);
 static WATCHED: AtomicBool = AtomicBool::new(false);
+/// The driver is being initialised, or has been.
+static STARTED: AtomicBool = AtomicBool::new(false);
+static FORK_WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// Where the process stands, for a function that frees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,18 +53,37 @@ extern "C" fn on_exit() {
 }
 
 extern "C" fn in_child() {
-    STATE.store(FORKED, Relaxed);
+    // A child of a process that had not begun to use the driver can use it itself.
+    if STARTED.load(Relaxed) {
+        STATE.store(FORKED, Relaxed);
+    }
 }
 
-/// Starts to watch for fork and exit. Called right after the driver was initialised, so that the exit handler runs
+/// Starts to watch for fork. Called before anything is locked for the driver, so that a child does not wait for a thread that it
+/// does not have.
+pub fn watch_for_fork() {
+    if !FORK_WATCHED.swap(true, Relaxed) {
+        // SAFETY: the function is plain, never unloaded (`-z nodelete`), and only touches atomics. If there is no memory to register
+        // it, fork is found out by the driver's own answers.
+        unsafe {
+            libc::pthread_atfork(None, None, Some(in_child));
+        }
+    }
+    STARTED.store(true, Relaxed);
+}
+
+/// There is no driver after all.
+pub fn not_started() {
+    STARTED.store(false, Relaxed);
+}
+
+/// Starts to watch for exit. Called right after the driver was initialised, so that the exit handler runs
 /// before the driver's own.
 pub fn watch() {
     if !WATCHED.swap(true, Relaxed) {
-        // SAFETY: both functions are plain, never unloaded (`-z nodelete`), and only store to an atomic. If there is no memory
-        // to register them, fork and exit are found out by the driver's own answers.
+        // SAFETY: as for fork.
         unsafe {
             libc::atexit(on_exit);
-            libc::pthread_atfork(None, None, Some(in_child));
         }
     }
 }

@@ -64,10 +64,20 @@ pub fn api() -> Result<&'static Api> {
     if let Some(api) = API.get() {
         return Ok(api);
     }
+    lifecycle::watch_for_fork();
     let _loading = LOADING.lock();
     if let Some(api) = API.get() {
         return Ok(api);
     }
+    let loaded = load();
+    if matches!(loaded, Err(Status::POOL_ERROR_NO_DRIVER | Status::POOL_ERROR_NO_DEVICE)) {
+        lifecycle::not_started();
+    }
+    let api = loaded?;
+    Ok(API.get_or_init(|| api))
+}
+
+fn load() -> Result<Api> {
     let mut api = without_failing(find)?;
     // SAFETY: the function of this name, with its documented arguments; the pointer is to a local.
     let version = unsafe {
@@ -104,7 +114,7 @@ pub fn api() -> Result<&'static Api> {
     LARGEST_DEVICE.store(largest, Relaxed);
     lifecycle::watch();
     lock::ask_for_threads();
-    Ok(API.get_or_init(|| api))
+    Ok(api)
 }
 
 /// Bytes of a device.

@@ -56,6 +56,7 @@ table! {
         device_total_mem = "cuDeviceTotalMem_v2"(*mut usize, CUdevice);
         device_attribute = "cuDeviceGetAttribute"(*mut c_int, c_uint, CUdevice);
         primary_retain = "cuDevicePrimaryCtxRetain"(*mut Ctx, CUdevice);
+        primary_release = "cuDevicePrimaryCtxRelease_v2"(CUdevice);
         primary_state = "cuDevicePrimaryCtxGetState"(CUdevice, *mut c_uint, *mut c_int);
         ctx_current = "cuCtxGetCurrent"(*mut Ctx);
         ctx_push = "cuCtxPushCurrent_v2"(Ctx);
@@ -82,6 +83,7 @@ table! {
         mem_unmap = "cuMemUnmap" since 10020 (u64, usize);
         mem_set_access = "cuMemSetAccess" since 10020 (u64, usize, *const CUmemAccessDesc, usize);
         mem_granularity = "cuMemGetAllocationGranularity" since 10020 (*mut usize, *const CUmemAllocationProp, c_uint);
+        stream_synchronize = "cuStreamSynchronize" since 2000 (Stream);
         stream_ctx = "cuStreamGetCtx" since 9020 (Stream, *mut Ctx);
         ctx_id = "cuCtxGetId" since 12000 (Ctx, *mut u64);
         ctx_record_event = "cuCtxRecordEvent" since 12050 (Ctx, Event);

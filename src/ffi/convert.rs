@@ -168,6 +168,9 @@ pub unsafe fn request(from: *const pool_request) -> Result<Request> {
     if r.flags & !known != 0 {
         bail!(POOL_ERROR_INVALID_ARGUMENT, "{:#x} are unknown flags of a request", r.flags & !known);
     }
+    if r.reserved != 0 {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "pool_request.reserved must be 0");
+    }
     let align = if r.alignment == 0 { POOL_DEFAULT_ALIGNMENT } else { r.alignment };
     if !align.is_power_of_two() || align > POOL_MAX_ALIGNMENT {
         bail!(

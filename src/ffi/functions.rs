@@ -51,10 +51,10 @@ pub unsafe extern "C" fn pool_free(ptr: *mut c_void) -> pool_status {
 /// Allocates `size` bytes, stream-ordered: the block may be used by work submitted to `stream` from
 /// now on, and on other streams once they are made to wait for this point of `stream`.
 ///
-/// The fast path: no driver call where the pool has fitting memory of this stream. On a machine with
-/// one device the stream's own context is taken to be the one the pool first saw on that device; a
-/// program that uses several contexts on one device should say so by having the other one current
-/// when it first uses a stream of it.
+/// The fast path: no driver call where the pool has fitting memory of this stream. The block is on the device of the stream's
+/// context; for the default streams that is the current one, or device 0's primary one. A program with several contexts that uses their
+/// default streams must call `pool_alloc` once with each of them current before: until the pool has seen a second context it
+/// does not ask. For the same reason stream-ordered calls notice a device reset only when they have to ask the driver.
 ///
 /// @param out Receives the block, or NULL on failure and for size 0.
 /// @param size Bytes.
@@ -78,12 +78,8 @@ pub unsafe extern "C" fn pool_alloc_async(
 /// only when `stream` has got as far as this call. All uses of the block on other streams must be
 /// ordered before this point of `stream`, or have been named with `pool_use_on_stream`.
 ///
-/// Stream capture: while a stream of the context is captured, the pool makes no call that would break the capture: none that is
-/// about the whole context, and for a request on the captured stream none that waits, asks events or unmaps. So it may have to
-/// answer out of memory, and memory freed device-ordered stays pending. It sees captures of blocking streams by itself. A
-/// non-blocking stream it has to be told of, by calling this function with `ptr` NULL right after the capture of `stream` has
-/// begun, and again right after it has ended; the second call also ends the restraint, which otherwise lasts ten seconds from
-/// the last call that found the stream captured. Memory that the graph uses when it is launched must stay allocated.
+/// As in CUDA, the allocation itself must be ordered before this point of `stream` too, if it was made on another stream. A stream of
+/// another context than the block's is synchronised with.
 ///
 /// @param ptr A block, or NULL: nothing is freed, `POOL_OK`. Errors as for `pool_free`.
 /// @param stream The stream; it is not touched after this call has returned.
@@ -111,7 +107,15 @@ pub unsafe extern "C" fn pool_alloc_with(out: *mut *mut c_void, request: *const 
 /// Says that the block is also used on `stream`: once freed, its memory waits for that stream too.
 /// Call it before the block is freed; work submitted to `stream` until then is covered.
 ///
-/// @param ptr The start of a live block. NULL is `POOL_ERROR_INVALID_POINTER`.
+/// Stream capture: while a stream of the context is captured, the pool makes no call that would break the capture: none that is
+/// about the whole context, and for a request on the captured stream none that waits, asks events or unmaps. So it may have to
+/// answer out of memory, and memory freed device-ordered stays pending. It sees captures of blocking streams by itself. A
+/// non-blocking stream it has to be told of, by calling this function with `ptr` NULL right after the capture of `stream` has
+/// begun, and again right after it has ended; the second call also ends the restraint, which otherwise lasts ten seconds from
+/// the last call that found the stream captured. Memory that the graph uses must stay allocated as long as the graph is launched, and
+/// launches must come after the work that was submitted to `stream` before the capture, which may still use that memory.
+///
+/// @param ptr The start of a live block, or NULL: only the stream is looked at.
 /// @param stream A stream of the block's context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_use_on_stream(ptr: *mut c_void, stream: *mut CUstream_st) -> pool_status {
@@ -136,7 +140,7 @@ pub unsafe extern "C" fn pool_query(ptr: *const c_void, info: *mut pool_block_in
 
 /// Gives idle memory back to the driver until at most `keep_bytes` stay cached. Waits (bounded by the
 /// option `settle_ms`) for freed memory that the device may still be using; during a stream capture (see
-/// `pool_free_async`) it does not wait.
+/// `pool_use_on_stream`) it does not wait.
 ///
 /// @param pool The pool; NULL is the default pool.
 /// @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
@@ -209,8 +213,8 @@ pub unsafe extern "C" fn pool_add_reclaim_callback(
     })
 }
 
-/// Takes a reclaim callback back. When this returns it is not running and will not be called, so that `user` can be freed; called from inside
-/// the callback itself it returns at once, and the callback is not called again.
+/// Takes a reclaim callback back. When this returns it is not running and will not be called, so that `user` can be freed. Called from inside
+/// a callback it returns at once: the callback is not called again, but calls of it under way, in this or another thread, go on.
 ///
 /// @return `POOL_ERROR_INVALID_ARGUMENT` if there is no such callback (any more).
 #[unsafe(no_mangle)]

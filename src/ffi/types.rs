@@ -73,7 +73,8 @@ pub struct pool_block_info {
 }
 
 /// Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts.
-/// At every moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`.
+/// At every moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`. With several contexts on the
+/// device the counters are sums over them; peaks too, so that these may never have been held together.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct pool_stats {

@@ -3,13 +3,14 @@
 //! What does need one goes through [`super::ladder`] and [`super::settle`], with the lock released meanwhile.
 
 use super::options::Options;
-use super::order::{Marks, Stream, StreamKey};
+use super::order::{Marks, PER_THREAD, Stream, StreamKey};
 use super::owners::{Owners, TAG_SIZE, Tag};
+use super::registry;
 use super::report::too_large;
 use crate::arena::regions::Regions;
 use crate::arena::{Calls, Debris, Mapper};
 use crate::driver::lock::{Guard, Lock};
-use crate::driver::{Api, Event};
+use crate::driver::{Api, Event, context, is_capturing, relaxed};
 use crate::error::NoHostMemory;
 use crate::error::{Result, Status, bail, fail};
 use crate::heap::{self, BlockInfo, Heap, NotLive, Part, SHARED, StreamId, block_flags};
@@ -188,6 +189,33 @@ impl Arena {
         )
     }
 
+    /// Whether the stream has been used with this arena before.
+    pub fn knows(&self, key: StreamKey) -> bool {
+        self.lock().is_ok_and(|state| state.streams.iter().any(|s| s.key == key))
+    }
+
+    /// Whether the stream is of another context than this arena.
+    fn is_foreign(&self, api: &Api, key: StreamKey) -> bool {
+        let own = self.mapper.context.handle;
+        match context::of_stream(api, key.handle) {
+            Some(handle) => handle != own,
+            // The default streams are those of the current context.
+            None => !matches!(context::current_handle(api), 0) && context::current_handle(api) != own,
+        }
+    }
+
+    /// Frees on a stream of another context: nothing here can tell when that has got so far, so this waits for it.
+    #[cold]
+    fn free_foreign(&self, api: &Api, address: u64, key: StreamKey) -> Result<()> {
+        if let Some(synchronize) = api.stream_synchronize
+            && is_capturing(api, key.handle) == Some(false)
+        {
+            // SAFETY: the stream is the caller's own, in this call.
+            let _ = relaxed(api, || unsafe { synchronize(key.handle) });
+        }
+        self.free(api, address, Release::Device)
+    }
+
     /// Whether the address is in the reserved range: no lock is needed to tell.
     #[inline]
     pub fn has_in_range(&self, address: u64) -> bool {
@@ -203,7 +231,7 @@ impl Arena {
     #[inline]
     pub fn allocate_fast(&self, size: u64, key: StreamKey) -> Result<u64> {
         let mut state = self.lock()?;
-        if state.last_key != key {
+        if state.last_key != key && !state.recall(key) {
             return Ok(0);
         }
         let stream = state.last;
@@ -236,7 +264,7 @@ impl Arena {
         let mut state = self.lock()?;
         let Some(range) = self.mapper.range else { return Ok(false) };
         let off = address.wrapping_sub(range.base);
-        if state.last_key != key || off >= range.len {
+        if off >= range.len || (state.last_key != key && !state.recall(key)) {
             return Ok(false);
         }
         let stream = state.last;
@@ -251,6 +279,12 @@ impl Arena {
 
     /// Frees the block that starts at `address`.
     pub fn free(&self, api: &Api, address: u64, release: Release) -> Result<()> {
+        if let Release::Stream(key) = release
+            && !((key.handle > PER_THREAD || registry::is_only(self)) && self.knows(key))
+            && self.is_foreign(api, key)
+        {
+            return self.free_foreign(api, address, key);
+        }
         let mut state = self.lock()?;
         let (off, _) = state.regions.offset(address).ok_or_else(|| not_a_block(address))?;
         let block = state.heap.block_at(off).map_err(|why| not_live(address, why))?;
@@ -314,6 +348,13 @@ impl Arena {
 }
 
 impl State {
+    /// Makes a stream that is known the last one. Not for the default streams, whose context only the driver can tell.
+    #[inline(never)]
+    fn recall(&mut self, key: StreamKey) -> bool {
+        let known = key.handle > PER_THREAD && self.streams.iter().any(|s| s.key == key);
+        known && self.other_stream(key).is_ok() && self.last_key == key
+    }
+
     /// The id of a stream, which is added if it is new. The second stream of an arena ends the time when everything idle was
     /// one stream's.
     #[inline]

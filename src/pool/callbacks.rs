@@ -4,6 +4,7 @@
 //! A callback runs without any lock of the pool, may use the pool itself, and may be removed while it runs. What it claims to have
 //! freed is not believed: the pool looks for itself whether the request can now be served.
 
+use crate::driver::lifecycle::check_running;
 use crate::driver::lock::Lock;
 use crate::error::{Result, bail};
 use core::cell::Cell;
@@ -42,6 +43,7 @@ thread_local! {
 
 /// Adds a callback; its id is never used again.
 pub fn add(callback: Callback, user: *mut c_void, priority: c_int) -> Result<u64> {
+    check_running()?;
     let mut list = LIST.lock();
     let Some(slot) = list.entries.iter_mut().find(|entry| entry.is_none()) else {
         bail!(POOL_ERROR_NOT_SUPPORTED, "there are {MOST} reclaim callbacks already");
@@ -51,9 +53,10 @@ pub fn add(callback: Callback, user: *mut c_void, priority: c_int) -> Result<u64
     Ok(id)
 }
 
-/// Removes a callback. When this returns it runs nowhere, except in the calling thread if that is inside it.
+/// Removes a callback. When this returns it runs nowhere; but called from inside a callback it waits for nothing, because others may be
+/// waiting for the caller.
 pub fn remove(id: u64) -> Result<()> {
-    let mine = inside() == id;
+    check_running()?;
     let mut found = false;
     loop {
         let mut list = LIST.lock();
@@ -72,8 +75,8 @@ pub fn remove(id: u64) -> Result<()> {
             *slot = None;
             return Ok(());
         }
-        if mine && entry.running == 1 {
-            // The call that is under way is this thread's own; it clears the slot when it ends.
+        if is_inside() {
+            // The last call that is under way clears the slot when it ends.
             return Ok(());
         }
         drop(list);

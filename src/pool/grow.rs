@@ -4,6 +4,7 @@
 //! one more hold of it, so that no other thread can take what this one has won.
 
 use super::arena::{Arena, State, Want, host_oom};
+use super::registry;
 use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
 use crate::error::NoHostMemory;
@@ -46,10 +47,19 @@ impl Arena {
         }
     }
 
+    /// What the pool holds on this device in other contexts: the limit is one for all of them.
+    fn held_elsewhere(&self) -> u64 {
+        let held = |arena: &Arena| arena.lock().map_or(0, |state| state.heap.bytes().mapped);
+        registry::others_on(self).map(held).fold(0, u64::saturating_add)
+    }
+
     fn grow_range(&self, api: &Api, want: &Want, idle: Idle) -> Result<Attempt> {
         let base = self.mapper.range.map_or(0, |r| r.base);
+        let elsewhere = self.held_elsewhere();
         let mut state = self.lock()?;
-        let Some(step) = state.plan_step(want, idle, base, self.total)? else { return Ok(Attempt::Refused) };
+        let Some(step) = state.plan_step(want, idle, base, (elsewhere, self.total))? else {
+            return Ok(Attempt::Refused);
+        };
         drop(state);
 
         let Step { plan, fresh, mut pieces, moved } = step;
@@ -105,8 +115,9 @@ impl Arena {
                 break;
             }
             {
+                let elsewhere = self.held_elsewhere();
                 let mut state = self.lock()?;
-                if state.is_over_limit(len, self.total) {
+                if state.is_over_limit(len, elsewhere, self.total) {
                     continue;
                 }
                 state.regions.reserve(len).map_err(host_oom)?;
@@ -165,7 +176,7 @@ struct Step {
 
 impl State {
     /// Decides what to map where, and takes it out of the lists. `None` if there is no address space or the limit is in the way.
-    fn plan_step(&mut self, want: &Want, idle: Idle, base: u64, total: u64) -> Result<Option<Step>> {
+    fn plan_step(&mut self, want: &Want, idle: Idle, base: u64, device: (u64, u64)) -> Result<Option<Step>> {
         if idle == Idle::Remap {
             self.flush();
         }
@@ -184,7 +195,7 @@ impl State {
             let done = |stream| self.done_of(stream);
             self.heap.collect_idle(plan.need, &done, &plan.frees, &mut chunks, &fits).map_err(host_oom)?;
         }
-        self.take_step(plan, &mut chunks, base, total).map_err(host_oom)
+        self.take_step(plan, &mut chunks, base, device).map_err(host_oom)
     }
 
     fn take_step(
@@ -192,7 +203,7 @@ impl State {
         mut plan: Growth,
         chunks: &mut Vec<u32>,
         base: u64,
-        total: u64,
+        (elsewhere, total): (u64, u64),
     ) -> core::result::Result<Option<Step>, NoHostMemory> {
         let len_of = |heap: &Heap, id: u32| heap.chunk(id).map_or(0, |c| c.len);
         // Large chunks first, while the parts still have room for them.
@@ -226,7 +237,7 @@ impl State {
                 pieces.push(piece);
             }
         }
-        if fresh > 0 && self.is_over_limit(fresh, total) {
+        if fresh > 0 && self.is_over_limit(fresh, elsewhere, total) {
             return Ok(None);
         }
         self.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| NoHostMemory)?;

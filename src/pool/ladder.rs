@@ -27,21 +27,23 @@ const CALLBACK_ROUNDS: usize = 8;
 pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
     let arenas = || registry::all().filter(move |a| a.device() == device && !a.is_lost());
     let mut released = 0u64;
+    let mut settle_ms = 0;
+    for arena in arenas() {
+        settle_ms = arena.lock()?.options.settle_ms.max(settle_ms);
+    }
+    let deadline = Instant::now() + Duration::from_millis(u64::from(settle_ms));
     let release = |released: &mut u64, wait: bool| -> Result<bool> {
         for arena in arenas() {
-            if *released >= wanted {
+            let least = wanted.saturating_sub(*released);
+            if least == 0 {
                 break;
             }
-            let settle = u64::from(arena.lock()?.options.settle_ms);
             if wait && !arena.lock()?.is_captured() {
-                let least = wanted.saturating_sub(*released);
-                arena.wait(api, Instant::now() + Duration::from_millis(settle), |state| {
-                    Ok(state.heap.bytes().cached >= least && !state.is_unsettled())
-                })?;
+                arena.wait(api, deadline, |state| Ok(state.has_idle(least)))?;
             } else {
                 arena.poll(api);
             }
-            *released = released.saturating_add(arena.release_idle(api, wanted.saturating_sub(*released))?);
+            *released = released.saturating_add(arena.release_idle(api, least)?);
         }
         Ok(*released >= wanted)
     };
@@ -310,6 +312,14 @@ impl State {
         self.settle();
     }
 
+    /// Whether chunks of so many bytes could be given back. Without host memory to find out, no.
+    fn has_idle(&mut self, bytes: u64) -> bool {
+        self.flush();
+        let mut chunks = Vec::new();
+        let idle = self.heap.collect_idle(bytes, &|s| self.done_of(s), &[], &mut chunks, &|_, _| true);
+        idle.is_ok_and(|idle| idle >= bytes)
+    }
+
     fn search(&mut self, want: &Want) -> Result<Option<u64>> {
         if want.own_allocation {
             return Ok(None);
@@ -329,8 +339,9 @@ impl State {
         u128::from(idle) * 100 > u128::from(self.heap.bytes().live) * percent
     }
 
-    pub(super) fn is_over_limit(&self, more: u64, total: u64) -> bool {
-        let held = self.heap.bytes().mapped.saturating_add(self.growing);
+    /// Whether the pool would hold too much on the device with `more` bytes, of which it holds `elsewhere` in other contexts.
+    pub(super) fn is_over_limit(&self, more: u64, elsewhere: u64, total: u64) -> bool {
+        let held = self.heap.bytes().mapped.saturating_add(self.growing).saturating_add(elsewhere);
         held.saturating_add(more) > self.options.limit(total)
     }
 }

@@ -80,6 +80,7 @@ fn apply(options: &Options) {
 
 /// `pool_configure`.
 pub fn configure(new: Options) -> Result<()> {
+    lifecycle::check_running()?;
     options::check(&new)?;
     let old = config()?;
     if old.backend != new.backend && registry::all().next().is_some() {
@@ -137,7 +138,11 @@ fn allocate_on_current(size: u64, key: StreamKey) -> Result<u64> {
     let api = driver::api()?;
     check_size(size)?;
     let want = Want { size, align: DEFAULT_ALIGN, key, owner: NO_OWNER, own_allocation: false };
-    with_retry(api, &want, || registry::only().map_or_else(|| registry::current(api), Ok))
+    // A stream that the only arena knows is of its context; about any other the driver is asked.
+    let knows = |arena: &&'static Arena| arena.knows(key);
+    with_retry(api, &want, || {
+        registry::only().filter(knows).map_or_else(|| registry::for_stream(api, key), Ok)
+    })
 }
 
 /// `pool_alloc_with`.
@@ -216,11 +221,7 @@ pub fn free_default(address: u64) -> Result<()> {
 /// `pool_free_async`.
 #[inline]
 pub fn free_on_stream(address: u64, stream: u64) -> Result<()> {
-    if address == 0 {
-        name_stream(stream);
-        return Ok(());
-    }
-    if !may_free()? {
+    if address == 0 || !may_free()? {
         return Ok(());
     }
     let key = StreamKey::of(stream);
@@ -232,18 +233,13 @@ pub fn free_on_stream(address: u64, stream: u64) -> Result<()> {
     free_anywhere(address, key)
 }
 
-/// A free of nothing still names a stream: the pool looks whether it is captured, if it could not see that otherwise.
-#[cold]
-fn name_stream(stream: u64) {
+/// The use of no block still names a stream: the pool looks whether it is captured, which it may not be able to see otherwise.
+fn name_stream(api: &Api, stream: u64) -> Result<()> {
     let key = StreamKey::of(stream);
-    let (Life::Running, Some(api)) = (lifecycle::life(), driver::loaded()) else { return };
-    if key.handle <= order::PER_THREAD {
-        return;
+    if key.handle > order::PER_THREAD {
+        registry::for_stream(api, key)?.look_for_capture(api, key)?;
     }
-    if let Some(arena) = registry::only().or_else(|| registry::known(api)) {
-        // Nothing is freed, so nothing can fail for the caller.
-        let _ = arena.look_for_capture(api, key);
-    }
+    Ok(())
 }
 
 #[cold]
@@ -259,6 +255,9 @@ fn free_anywhere(address: u64, key: StreamKey) -> Result<()> {
 /// `pool_use_on_stream`.
 pub fn use_on_stream(address: u64, stream: u64) -> Result<()> {
     let api = driver::api()?;
+    if address == 0 {
+        return name_stream(api, stream);
+    }
     let arena = registry::by_address(address)?;
     arena.check_alive(api)?;
     let key = StreamKey::of(stream);
@@ -289,9 +288,13 @@ pub fn trim(device: i32, keep: u64) -> Result<u64> {
     let api = driver::api()?;
     let device = registry::device(api, device)?;
     let mut released = 0u64;
+    let mut keep = keep;
     for arena in registry::all().filter(|a| a.device() == device && !a.is_lost()) {
         match arena.trim(api, keep) {
-            Ok(bytes) => released = released.saturating_add(bytes),
+            Ok((bytes, kept)) => {
+                released = released.saturating_add(bytes);
+                keep = keep.saturating_sub(kept);
+            }
             // The memory is gone with the context, which is what a trim is for.
             Err(_) if arena.check_alive(api).is_err() => {}
             Err(status) => return Err(status),
@@ -311,9 +314,11 @@ pub fn stats(device: i32) -> Result<Stats> {
     let api = driver::api()?;
     let device = registry::device(api, device)?;
     let mut sum = Stats::default();
-    for arena in registry::all().filter(|a| a.device() == device && !a.is_lost()) {
+    for arena in registry::all().filter(|a| a.device() == device) {
         let state = arena.lock()?;
-        sum.add(&state.heap.bytes(), &state.counters);
+        // What was counted stays counted when a context goes; what was held does not.
+        let bytes = if arena.is_lost() { crate::heap::Bytes::default() } else { state.heap.bytes() };
+        sum.add(&bytes, &state.counters);
     }
     Ok(sum)
 }

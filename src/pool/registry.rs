@@ -13,6 +13,7 @@ use crate::error::NoHostMemory;
 use crate::error::{Result, Status, bail, fail};
 use crate::logging::log_line;
 use crate::pool::options::Backend;
+use crate::pool::order::StreamKey;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 
@@ -45,6 +46,11 @@ pub fn others_on(this: &Arena) -> impl Iterator<Item = &'static Arena> {
 pub fn only() -> Option<&'static Arena> {
     // SAFETY: null or an arena that is never freed.
     unsafe { ONLY.load(Acquire).as_ref() }
+}
+
+/// Whether it is that arena.
+pub fn is_only(arena: &Arena) -> bool {
+    ptr::eq(ONLY.load(Acquire), arena)
 }
 
 /// The arena that an address belongs to.
@@ -91,10 +97,23 @@ pub fn known(api: &Api) -> Option<&'static Arena> {
     }
 }
 
+/// The arena for a stream that no arena knows: of the stream's own context, where the driver tells it.
+pub fn for_stream(api: &Api, key: StreamKey) -> Result<&'static Arena> {
+    match context::of_stream(api, key.handle) {
+        Some(handle) if handle != context::current_handle(api) => {
+            match all().find(|a| !a.is_lost() && a.mapper.context.handle == handle) {
+                Some(arena) => Ok(arena),
+                None => add(api, context::by_handle(api, handle)?),
+            }
+        }
+        _ => current(api),
+    }
+}
+
 /// The arena of a device: of the current context if that is on it, else of its primary one.
 pub fn on_device(api: &Api, device: i32) -> Result<&'static Arena> {
     let handle = context::current_handle(api);
-    if handle != 0 && context::current_or_primary(api)?.device == device {
+    if handle != 0 && context::current_device(api)? == device {
         return current(api);
     }
     let known = all().find(|a| !a.is_lost() && a.device() == device && a.mapper.context.is_primary());
@@ -108,7 +127,7 @@ pub fn on_device(api: &Api, device: i32) -> Result<&'static Arena> {
 pub fn device(api: &Api, device: i32) -> Result<i32> {
     match device {
         -1 if context::current_handle(api) == 0 => Ok(0),
-        -1 => Ok(context::current_or_primary(api)?.device),
+        -1 => context::current_device(api),
         0.. if device < driver::device_count() => Ok(device),
         0.. => bail!(
             POOL_ERROR_NO_DEVICE,

@@ -131,21 +131,20 @@ impl Arena {
         self.release_where(api, u64::MAX, &|chunk| chunk.own)
     }
 
-    /// Gives back idle memory until at most `keep` bytes stay cached.
-    pub fn trim(&self, api: &Api, keep: u64) -> Result<u64> {
-        if self.is_lost() {
-            return Ok(0);
-        }
+    /// Gives back idle memory until at most `keep` bytes stay cached. Returns the bytes given back, and those still cached.
+    pub fn trim(&self, api: &Api, keep: u64) -> Result<(u64, u64)> {
         let deadline = Instant::now() + Duration::from_millis(u64::from(self.lock()?.options.settle_ms));
         if !self.lock()?.is_captured() {
             self.wait(api, deadline, |_| Ok(false))?;
         }
+        self.clear_debris(api)?;
         let excess = {
             let mut state = self.lock()?;
             state.flush();
             state.heap.bytes().cached.saturating_sub(keep)
         };
-        if excess == 0 { Ok(0) } else { self.release_idle(api, excess) }
+        let released = if excess == 0 { 0 } else { self.release_idle(api, excess)? };
+        Ok((released, self.lock()?.heap.bytes().cached))
     }
 
     /// The context is gone: its memory is returned, and only the addresses stay known. Chunks that another thread is just moving are
