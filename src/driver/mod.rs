@@ -161,6 +161,12 @@ fn refused(api: &Api, result: CuResult, call: &str) -> Status {
         code::NO_DEVICE => {
             fail(Status::POOL_ERROR_NO_DEVICE, format_args!("{call}: the CUDA driver sees no device"))
         }
+        code::NOT_INITIALIZED if call == "cuInit" => fail(
+            Status::POOL_ERROR_FORKED,
+            format_args!(
+                "{call}: the driver was initialised before this process was forked; exec a program to use it"
+            ),
+        ),
         code::STUB_LIBRARY => fail(
             Status::POOL_ERROR_NO_DRIVER,
             format_args!("{call}: libcuda.so is a toolkit's stub, not a driver"),
