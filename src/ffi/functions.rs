@@ -51,7 +51,8 @@ pub unsafe extern "C" fn pool_free(ptr: *mut c_void) -> pool_status {
 /// Allocates `size` bytes, stream-ordered: the block may be used by work submitted to `stream` from
 /// now on, and on other streams once they are made to wait for this point of `stream`.
 ///
-/// The fast path: no driver call where the pool has fitting memory of this stream. The block is on the device of the stream's
+/// The fast path: no driver call where the pool has fitting memory of this stream, in a process that has shown it one device and one
+/// context; in others the driver is asked for the context. The block is on the device of the stream's
 /// context; for the default streams that is the current one, or device 0's primary one. A program with several contexts that uses their
 /// default streams must call `pool_alloc` once with each of them current before: until the pool has seen a second context it
 /// does not ask. For the same reason stream-ordered calls notice a device reset only when they have to ask the driver.
