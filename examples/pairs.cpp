@@ -261,7 +261,8 @@ std::vector<Case> all_cases(const Bench &bench) {
                        }
                      });
                    }});
-  cases.push_back({"pair of 4 KiB, two threads", kPairBound, true,
+  // No bound with two threads: an arena has one lock, so it depends on how often they meet, which is the machine's doing.
+  cases.push_back({"pair of 4 KiB, two threads", 0, true,
                    [&bench] { return time_two_threads(bench, 4 << 10, false); }});
   cases.push_back({"pair of 4 KiB, two threads on one stream", 0, true,
                    [&bench] { return time_two_threads(bench, 4 << 10, true); }});
