@@ -227,7 +227,7 @@ impl Arena {
         self.state.lock().regions.offset(address).is_some()
     }
 
-    /// Allocates on a stream from what it has at hand. 0 where that takes more than a look.
+    /// Allocates on the stream of the arena's last call from what is idle. 0 where there is nothing, or the stream is another.
     #[inline]
     pub fn allocate_fast(&self, size: u64, key: StreamKey) -> Result<u64> {
         let mut state = self.lock()?;
@@ -237,7 +237,14 @@ impl Arena {
         let stream = state.last;
         let flags = block_flags::STREAM_ORDERED;
         let info = BlockInfo { requested: size, handle: key.handle, owner: 0, flags };
-        let Some(off) = state.heap.allocate_fast(stream, size, info) else { return Ok(0) };
+        let off = match state.heap.allocate_fast(stream, size, info) {
+            Some(off) => off,
+            // The search that follows needs no driver either.
+            None => match state.heap.allocate(stream, size, heap::UNIT, info).map_err(host_oom)? {
+                Some(off) => off,
+                None => return Ok(0),
+            },
+        };
         state.counters.allocs = state.counters.allocs.wrapping_add(1);
         Ok(state.regions.address(off))
     }
