@@ -73,6 +73,11 @@ static void bad_requests(void) {
     request.flags |= POOL_REQUEST_STREAM_ORDERED;
     CHECK_REFUSED(POOL_ERROR_INVALID_ARGUMENT, out, pool_alloc_with(&out, &request));
   }
+  for (bit = 0; bit < 32; bit++) {
+    request = request_of(100);
+    request.reserved = (int32_t)(UINT32_C(1) << bit);
+    CHECK_REFUSED(POOL_ERROR_INVALID_ARGUMENT, out, pool_alloc_with(&out, &request));
+  }
   for (i = 0; i < sizeof(size_t); i++) {
     request = request_of(100);
     request.struct_size = i;
@@ -270,6 +275,26 @@ static void pointers_that_are_no_blocks(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
+/* Memory of the pool that nobody has had yet: nothing was freed there, so nothing is freed twice. Must run first. */
+static void memory_that_never_was_a_block(void) {
+  char *small = NULL, *large = NULL;
+  CHECK_STATUS(POOL_OK, pool_alloc((void **)&small, 100));
+  CHECK_EQ(info_of(small).usable_size, 512);
+  remember();
+  refuse_free(small + 512);
+  refuse_free(small + 64 * KIB);
+  refuse_free(small + MIB);
+  CHECK_UNCHANGED();
+  CHECK_STATUS(POOL_OK, pool_alloc((void **)&large, 3 * MIB));
+  remember();
+  refuse_free(large + 3 * MIB);
+  refuse_free(large + info_of(large).usable_size);
+  CHECK_UNCHANGED();
+  CHECK_STATUS(POOL_OK, pool_free(small));
+  CHECK_STATUS(POOL_OK, pool_free(large));
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
 /* Interior addresses of small blocks, whose neighbours are blocks too. */
 static void interior_pointers_of_small_blocks(void) {
   static const size_t sizes[] = {1, 512, 1000, 2048, 5000, 40000};
@@ -351,6 +376,7 @@ static void free_from_another_thread(void) {
 int main(void) {
   void *first = NULL;
   driver_start(0);
+  RUN(memory_that_never_was_a_block);
   /* The first use initialises the pool; driver calls are counted from then on. */
   CHECK_STATUS(POOL_OK, pool_alloc(&first, 1));
   CHECK_STATUS(POOL_OK, pool_free(first));

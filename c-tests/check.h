@@ -140,6 +140,19 @@ static inline int wait_for_exit(pid_t child) {
   return WIFEXITED(how) ? WEXITSTATUS(how) : 1000 + WTERMSIG(how);
 }
 
+enum { CHILD_SECONDS = 20 };
+
+/* Runs in a child of this process; a check that fails there, a crash and a hang all show in its exit code. */
+static inline int in_child(int (*run)(void)) {
+  pid_t child = fork();
+  if (child == 0) {
+    check_start_child();
+    alarm(CHILD_SECONDS);
+    exit(run()); /* with all exit handlers */
+  }
+  return wait_for_exit(child);
+}
+
 #ifndef CHECK_WITHOUT_LIBRARY
 
 /* ---- counters ---- */

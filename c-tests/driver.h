@@ -29,7 +29,9 @@ enum { CAPTURE_GLOBAL = 0, CAPTURE_THREAD_LOCAL = 1, CAPTURE_RELAXED = 2 };
   F(DeviceGetCount, "cuDeviceGetCount", (int *count))                                                   \
   F(DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, CUdevice device))                            \
   F(PrimaryRetain, "cuDevicePrimaryCtxRetain", (CUcontext *context, CUdevice device))                   \
+  F(PrimaryRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))                                  \
   F(PrimaryReset, "cuDevicePrimaryCtxReset_v2", (CUdevice device))                                      \
+  F(PrimaryState, "cuDevicePrimaryCtxGetState", (CUdevice device, unsigned *flags, int *active))        \
   F(CtxCreate, "cuCtxCreate_v2", (CUcontext *context, unsigned flags, CUdevice device))                 \
   F(CtxDestroy, "cuCtxDestroy_v2", (CUcontext context))                                                 \
   F(CtxGetCurrent, "cuCtxGetCurrent", (CUcontext *context))                                             \
@@ -66,6 +68,8 @@ static struct {
   F(used_bytes)          \
   F(call_count)          \
   F(fail)                \
+  F(set_free_waits)      \
+  F(set_latency)         \
   F(set_memory)          \
   F(spin)                \
   F(misuse_count)        \

@@ -258,6 +258,27 @@ static void use_on_another_stream_is_waited_for(void) {
   CU(StreamDestroy(user));
 }
 
+/* The block's own stream is named too: a free on another stream then waits for both. */
+static void use_on_the_own_stream_is_waited_for(void) {
+  const size_t size = 4 * MIB;
+  CUstream owner = new_stream(STREAM_NON_BLOCKING), other = new_stream(STREAM_NON_BLOCKING);
+  void *old = NULL, *new = NULL;
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&old, size, owner));
+  busy(owner, 10 * BUSY_MS);
+  fill(old, size, OLD, owner);
+  CHECK_STATUS(POOL_OK, pool_use_on_stream(old, owner));
+  CHECK_STATUS(POOL_OK, pool_free_async(old, other));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&new, size, other));
+  fill(new, size, NEW, other);
+  CU(StreamSynchronize(other));
+  CU(StreamSynchronize(owner));
+  CHECK(holds(new, size, NEW));
+  CHECK_STATUS(POOL_OK, pool_free_async(new, other));
+  CHECK_TRIMS_TO_ZERO(0);
+  CU(StreamDestroy(owner));
+  CU(StreamDestroy(other));
+}
+
 /* More streams than any fixed table would hold. */
 static void use_on_many_streams_is_waited_for(void) {
   enum { STREAMS = 40 };
@@ -415,6 +436,7 @@ int main(void) {
   RUN(other_streams_wait_at_the_limit);
   RUN(neighbours_wait_for_the_later_one);
   RUN(use_on_another_stream_is_waited_for);
+  RUN(use_on_the_own_stream_is_waited_for);
   RUN(use_on_many_streams_is_waited_for);
   RUN(stream_may_be_destroyed_after_the_free);
   RUN(frees_return_at_once);

@@ -198,6 +198,124 @@ static void removal_waits_for_a_call_under_way(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
+/* Two threads are in the callback: one removes it, the other one stays in it until that has returned. */
+struct meeting {
+  uint64_t id;
+  int inside;
+  int removed;
+  int waited_in_vain;
+};
+
+/* Whether the count gets that far within ten seconds. */
+static int reaches(int *count, int wanted) {
+  double start = now_ms();
+  while (__atomic_load_n(count, __ATOMIC_SEQ_CST) < wanted && now_ms() - start < 10000) {
+    sleep_ms(1);
+  }
+  return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= wanted;
+}
+
+static size_t meet_and_remove(void *user, int device, size_t wanted) {
+  struct meeting *meeting = (struct meeting *)user;
+  int place = __atomic_add_fetch(&meeting->inside, 1, __ATOMIC_SEQ_CST);
+  (void)device;
+  (void)wanted;
+  CHECK(reaches(&meeting->inside, 2));
+  if (place == 1) {
+    CHECK_STATUS(POOL_OK, pool_remove_reclaim_callback(meeting->id));
+    __atomic_store_n(&meeting->removed, 1, __ATOMIC_SEQ_CST);
+  } else if (!reaches(&meeting->removed, 1)) {
+    meeting->waited_in_vain = 1;
+  }
+  return 0;
+}
+
+static void removal_from_inside_waits_for_nobody(void) {
+  struct meeting meeting = {0, 0, 0, 0};
+  CUcontext context = NULL;
+  pthread_t threads[2];
+  void *block = NULL;
+  int i;
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, GIB));
+  CU(CtxGetCurrent(&context));
+  CHECK_STATUS(POOL_OK, pool_add_reclaim_callback(meet_and_remove, &meeting, 0, &meeting.id));
+  for (i = 0; i < 2; i++) {
+    CHECK_EQ(pthread_create(&threads[i], NULL, out_of_memory, context), 0);
+  }
+  for (i = 0; i < 2; i++) {
+    pthread_join(threads[i], NULL);
+  }
+  CHECK_EQ(meeting.inside, 2);
+  CHECK_EQ(meeting.removed, 1);
+  CHECK_EQ(meeting.waited_in_vain, 0);
+  CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, pool_remove_reclaim_callback(meeting.id));
+  CHECK_STATUS(POOL_OK, pool_free(block));
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
+/* ---- how long pool_reclaim waits ---- */
+
+/* What one stream will have finished soon is enough; the other one is busy for long. */
+static void reclaim_waits_for_what_is_enough(void) {
+  CUstream slow = new_stream(STREAM_NON_BLOCKING), quick = new_stream(STREAM_NON_BLOCKING);
+  void *late = NULL, *early = NULL;
+  size_t released = 0;
+  double start;
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&late, 40 * MIB, slow));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&early, 40 * MIB, quick));
+  busy(slow, 1500);
+  busy(quick, 50);
+  CHECK_STATUS(POOL_OK, pool_free_async(late, slow));
+  CHECK_STATUS(POOL_OK, pool_free_async(early, quick));
+  sim.set_free_waits(0); /* what cuMemFree waits for is not the library's choice */
+  start = now_ms();
+  CHECK_STATUS(POOL_OK, pool_reclaim(0, 20 * MIB, &released));
+  CHECK(now_ms() - start < 1000);
+  CHECK(released >= 20 * MIB);
+  sim.set_free_waits(1);
+  CHECK_TRIMS_TO_ZERO(0);
+  CU(StreamDestroy(slow));
+  CU(StreamDestroy(quick));
+}
+
+static size_t claim_a_byte(void *user, int device, size_t wanted) {
+  (void)device;
+  (void)wanted;
+  ++*(int *)user;
+  return 1;
+}
+
+/* Callbacks that claim progress do not each start the wait anew. */
+static void reclaim_has_one_deadline(void) {
+  enum { CALLBACKS = 8, SETTLE_MS = 150 };
+  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  pool_options defaults = default_options(), options = defaults;
+  uint64_t ids[CALLBACKS];
+  void *block = NULL;
+  size_t released = 1;
+  int calls = 0, i;
+  double start;
+  options.settle_ms = SETTLE_MS;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  for (i = 0; i < CALLBACKS; i++) {
+    CHECK_STATUS(POOL_OK, pool_add_reclaim_callback(claim_a_byte, &calls, 0, &ids[i]));
+  }
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&block, 40 * MIB, stream));
+  busy(stream, 1500);
+  CHECK_STATUS(POOL_OK, pool_free_async(block, stream));
+  start = now_ms();
+  CHECK_STATUS(POOL_OK, pool_reclaim(0, GIB, &released));
+  CHECK(now_ms() - start < 5 * SETTLE_MS);
+  CHECK_EQ(released, 0);
+  CHECK(calls > 0);
+  for (i = 0; i < CALLBACKS; i++) {
+    CHECK_STATUS(POOL_OK, pool_remove_reclaim_callback(ids[i]));
+  }
+  CHECK_STATUS(POOL_OK, pool_configure(&defaults));
+  CHECK_TRIMS_TO_ZERO(0);
+  CU(StreamDestroy(stream));
+}
+
 static void bad_arguments(void) {
   uint64_t ids[64], id = 5;
   struct cache cache = {0};
@@ -226,5 +344,8 @@ int main(void) {
   RUN(callbacks_give_way_in_order);
   RUN(callbacks_may_use_the_pool_and_remove_themselves);
   RUN(removal_waits_for_a_call_under_way);
+  RUN(removal_from_inside_waits_for_nobody);
+  RUN(reclaim_waits_for_what_is_enough);
+  RUN(reclaim_has_one_deadline);
   return driver_result();
 }

@@ -62,6 +62,10 @@ fork             90 -
 dlopen           60 -
 context          60 -
 context          60 CUDAPOOL_CONF=backend:malloc
+context_lost     60 -
+context_lost     60 CUDAPOOL_CONF=backend:malloc
+context_second   60 -
+context_second   60 CUDAPOOL_CONF=backend:malloc
 options          90 -
 '
 

@@ -219,10 +219,54 @@ static void threads_come_and_go(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
+static void *query_own_blocks(void *number) {
+  uint64_t chance = 77 + (uint64_t)(uintptr_t)number;
+  CU(CtxSetCurrent(context));
+  while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) {
+    void *block = NULL;
+    int status = pool_alloc(&block, (size_t)random_below(&chance, 5000000) + 1);
+    if (status == POOL_ERROR_OUT_OF_MEMORY) {
+      continue; /* what the others freed a moment ago may be pending for a while */
+    }
+    CHECK_STATUS(POOL_OK, status);
+    CHECK(info_of(block).base == block);
+    CHECK_STATUS(POOL_OK, pool_free(block));
+  }
+  return NULL;
+}
+
+/* Chunks come and go all the while: at no moment is a block of others not to be found. */
+static void blocks_are_found_while_memory_goes_back(void) {
+  pthread_t threads[4];
+  double start = now_ms();
+  size_t total = 0;
+  uintptr_t i;
+  CU(DeviceTotalMem(&total, 0));
+  if (on_sim()) { /* a small device, so that requests give memory back too */
+    CHECK_EQ(sim.set_memory(0, 128 * MIB), 0);
+  }
+  __atomic_store_n(&stop, 0, __ATOMIC_SEQ_CST);
+  for (i = 0; i < 4; i++) {
+    CHECK_EQ(pthread_create(&threads[i], NULL, query_own_blocks, (void *)i), 0);
+  }
+  while (now_ms() - start < 1500) {
+    CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));
+  }
+  __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
+  for (i = 0; i < 4; i++) {
+    pthread_join(threads[i], NULL);
+  }
+  if (on_sim()) {
+    CHECK_EQ(sim.set_memory(0, total), 0);
+  }
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
 int main(void) {
   context = driver_start(0);
   RUN(everything_at_random);
   RUN(fast_path_on_one_stream);
   RUN(threads_come_and_go);
+  RUN(blocks_are_found_while_memory_goes_back);
   return driver_result();
 }

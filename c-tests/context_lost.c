@@ -1,0 +1,125 @@
+/* context_lost.c: a context goes at a bad moment: while another thread gets memory for it, while the driver refuses,
+ * and while its memory is what a request needs. Whatever comes of the request, nothing may stay behind. */
+
+#include "check.h"
+#include "driver.h"
+
+static CUcontext primary;
+
+static void reset(void) {
+  CU(PrimaryReset(0));
+  check_blocks_were_lost = 1;
+}
+
+static void revive(void) {
+  CU(PrimaryRetain(&primary, 0));
+  CU(CtxSetCurrent(primary));
+}
+
+/* Nothing of the lost context is left, and the next one works. */
+static void check_nothing_left(void) {
+  void *block = NULL;
+  CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));
+  CHECK_EQ(sim.used_bytes(0), 0);
+  CHECK_EQ(sim.live_handles(), 0);
+  CHECK_EQ(sim.live_mappings(), 0);
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, 5 * MIB));
+  fill(block, 5 * MIB, 0x55, NULL);
+  CHECK(holds(block, 5 * MIB, 0x55));
+  CHECK_STATUS(POOL_OK, pool_free(block));
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
+/* One growth is many calls of the one, and a single call of the other. */
+static void latency_of_growth(uint64_t milliseconds) {
+  CHECK_EQ(sim.set_latency("cuMemCreate", milliseconds * 1000000 / 16), 0);
+  CHECK_EQ(sim.set_latency("cuMemAlloc", milliseconds * 1000000), 0);
+}
+
+static void *grow(void *out) {
+  CU(CtxSetCurrent(primary));
+  return (void *)(intptr_t)pool_alloc((void **)out, 64 * MIB);
+}
+
+/* Another thread notices the loss while this growth is under way. */
+static void lost_while_growing(void) {
+  void *block = NULL, *grown = NULL, *result = NULL;
+  pthread_t thread;
+  int status;
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, 2 * MIB));
+  latency_of_growth(300);
+  CHECK_EQ(pthread_create(&thread, NULL, grow, &grown), 0);
+  sleep_ms(100);
+  reset();
+  CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, pool_free(block));
+  pthread_join(thread, &result);
+  latency_of_growth(0);
+  /* It may have been served from the new context, or the old one, or not at all. */
+  status = (int)(intptr_t)result;
+  CHECK((status == POOL_OK) == (grown != NULL));
+  status = pool_free(grown);
+  CHECK(status == POOL_OK || status == POOL_ERROR_CONTEXT_LOST);
+  revive();
+  check_nothing_left();
+}
+
+/* The driver refuses to unmap a chunk of the lost context once: it is unmapped later. */
+static void lost_while_unmapping_fails(void) {
+  enum { BLOCKS = 20 };
+  void *block = NULL, *blocks[BLOCKS];
+  int i;
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, 2 * MIB));
+  for (i = 0; i < BLOCKS; i++) {
+    CHECK_STATUS(POOL_OK, pool_alloc(&blocks[i], 10 * MIB));
+  }
+  for (i = 0; i < BLOCKS; i += 2) {
+    CHECK_STATUS(POOL_OK, pool_free(blocks[i]));
+  }
+  reset();
+  CHECK_EQ(sim.fail("cuMemUnmap", 3, 0, 999), 0);
+  CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, pool_free(block));
+  revive();
+  check_nothing_left();
+  CHECK_EQ(sim.fail("cuMemUnmap", 0, 0, 0), 0);
+}
+
+/* Stream-ordered requests ask no driver whether the context lives; one that needs its memory finds out. */
+static void memory_of_a_lost_context_serves_the_next(void) {
+  size_t total = 0, size = 600 * MIB;
+  void *old = NULL, *new = NULL;
+  CUstream stream;
+  if (default_options().backend == POOL_BACKEND_MALLOC) {
+    /* A reset gives this memory back to the driver by itself. */
+    check_skip("needs memory that outlives its context");
+    return;
+  }
+  CU(DeviceTotalMem(&total, 0));
+  CHECK_EQ(sim.set_memory(0, GIB), 0);
+  stream = new_stream(STREAM_NON_BLOCKING);
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&old, size, stream));
+  reset();
+  revive();
+  stream = new_stream(STREAM_NON_BLOCKING);
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&new, size, stream));
+  fill(new, MIB, 0x77, stream);
+  CU(StreamSynchronize(stream));
+  CHECK(holds(new, MIB, 0x77));
+  CHECK_STATS(0);
+  CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, pool_free_async(old, stream));
+  CHECK_STATUS(POOL_OK, pool_free_async(new, stream));
+  CU(StreamSynchronize(stream));
+  CU(StreamDestroy(stream));
+  check_nothing_left();
+  CHECK_EQ(sim.set_memory(0, total), 0);
+}
+
+int main(void) {
+  primary = driver_start(0);
+  if (!needs_sim()) {
+    return driver_result();
+  }
+  RUN(lost_while_growing);
+  RUN(lost_while_unmapping_fails);
+  RUN(memory_of_a_lost_context_serves_the_next);
+  return driver_result();
+}
