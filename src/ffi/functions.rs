@@ -55,7 +55,7 @@ pub unsafe extern "C" fn pool_free(ptr: *mut c_void) -> pool_status {
 /// context; in others the driver is asked for the context. The block is on the device of the stream's
 /// context; for the default streams that is the current one, or device 0's primary one. A program with several contexts that uses their
 /// default streams must call `pool_alloc` once with each of them current before: until the pool has seen a second context it
-/// does not ask. For the same reason stream-ordered calls notice a device reset only when they have to ask the driver.
+/// does not ask. For the same reason stream-ordered calls notice a device reset only with the first request that no idle memory serves.
 ///
 /// @param out Receives the block, or NULL on failure and for size 0.
 /// @param size Bytes.

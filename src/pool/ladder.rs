@@ -71,9 +71,8 @@ impl Arena {
     /// Climbs the ladder for a request that the arena's lists could not serve.
     #[cold]
     pub(super) fn allocate_slowly(&self, api: &Api, want: &Want) -> Result<u64> {
-        if self.is_lost() {
-            return Err(self.lost_error());
-        }
+        // What is about to be taken or moved must be of the context's present life.
+        self.check_alive(api)?;
         let answer = self.climb(api, want);
         match answer {
             // What the driver says of a context that is gone depends on the call; the arena finds out by asking.

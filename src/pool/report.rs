@@ -220,7 +220,9 @@ impl OomInfo {
         if capturing && self.cached.saturating_add(self.pending).saturating_add(self.device_free) >= wanted {
             return Advice::EndCapture;
         }
-        if limit < self.device_total && self.live.saturating_add(wanted) > limit {
+        // The limit is one for all contexts of the device.
+        let elsewhere = self.pools.saturating_sub(self.reserved);
+        if limit < self.device_total && self.live.saturating_add(elsewhere).saturating_add(wanted) > limit {
             return Advice::RaiseLimit;
         }
         if self.device_free.saturating_add(self.cached) >= wanted {
