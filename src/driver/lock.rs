@@ -78,11 +78,6 @@ impl<T> Lock<T> {
         Guard { lock: self, _here: core::marker::PhantomData }
     }
 
-    /// The value, for who has the only reference.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
-    }
-
     /// Whether a panic ended an earlier hold of the lock. Cleared by the question.
     pub fn take_broken(&self) -> bool {
         self.broken.load(Relaxed) && self.broken.swap(false, Relaxed)

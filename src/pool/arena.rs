@@ -11,8 +11,7 @@ use crate::arena::regions::Regions;
 use crate::arena::{Calls, Debris, Mapper};
 use crate::driver::lock::{Guard, Lock};
 use crate::driver::{Api, Event, context, is_capturing, relaxed};
-use crate::error::NoHostMemory;
-use crate::error::{Result, Status, bail, fail};
+use crate::error::{NoHostMemory, Result, Status, bail, fail};
 use crate::heap::{self, BlockInfo, Heap, NotLive, Part, SHARED, StreamId, block_flags};
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Instant;
@@ -200,7 +199,7 @@ impl Arena {
         match context::of_stream(api, key.handle) {
             Some(handle) => handle != own,
             // The default streams are those of the current context.
-            None => !matches!(context::current_handle(api), 0) && context::current_handle(api) != own,
+            None => !matches!(context::current_handle(api), handle if handle == 0 || handle == own),
         }
     }
 
@@ -268,10 +267,13 @@ impl Arena {
     /// Frees a block on a stream, if that takes no more than putting it back. False, and nothing done, otherwise.
     #[inline]
     pub fn free_fast(&self, api: &Api, address: u64, key: StreamKey) -> Result<bool> {
-        let mut state = self.lock()?;
         let Some(range) = self.mapper.range else { return Ok(false) };
         let off = address.wrapping_sub(range.base);
-        if off >= range.len || (state.last_key != key && !state.recall(key)) {
+        if off >= range.len {
+            return Ok(false);
+        }
+        let mut state = self.lock()?;
+        if state.last_key != key && !state.recall(key) {
             return Ok(false);
         }
         let stream = state.last;

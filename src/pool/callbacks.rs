@@ -18,6 +18,9 @@ pub type Callback = unsafe extern "C" fn(user: *mut c_void, device: c_int, wante
 /// Most callbacks at a time. A limit, so that the list needs no memory when memory has run out; a process has a few runtimes.
 const MOST: usize = 64;
 
+/// How often the callbacks are gone through while they claim to free memory. A limit, because a claim need not be true.
+const ROUNDS: usize = 8;
+
 #[derive(Clone, Copy)]
 struct Entry {
     id: u64,
@@ -37,8 +40,8 @@ static LIST: Lock<List> = Lock::new(List { entries: [None; MOST] });
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The callback that this thread is in; 0 for none.
-    static INSIDE: Cell<u64> = const { Cell::new(0) };
+    /// This thread is in a callback.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Adds a callback; its id is never used again.
@@ -91,16 +94,35 @@ pub fn any() -> bool {
 
 /// Whether this thread is inside a callback, whose own requests must not run callbacks again.
 pub fn is_inside() -> bool {
-    inside() != 0
+    INSIDE.try_with(Cell::get).unwrap_or(false)
 }
 
-fn inside() -> u64 {
-    INSIDE.try_with(Cell::get).unwrap_or(0)
+/// Goes through the callbacks in order, and again while any of them claims to have freed something. After each one `look` is told what
+/// was claimed in this round, and ends it by finding something. `wanted` is what is still wanted then.
+pub fn ask<T>(
+    device: c_int,
+    wanted: impl Fn() -> u64,
+    mut look: impl FnMut(u64) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    for _ in 0..ROUNDS {
+        let (mut after, mut claimed) = (None, 0u64);
+        while let Some((place, freed)) = run_next(after, device, wanted()) {
+            after = Some(place);
+            claimed = claimed.saturating_add(freed);
+            if let Some(found) = look(claimed)? {
+                return Ok(Some(found));
+            }
+        }
+        if claimed == 0 {
+            break;
+        }
+    }
+    Ok(None)
 }
 
 /// Runs the callback that comes after `(priority, id)`, higher priorities first, older ones first among equals. Returns its place in
 /// that order and what it claims to have freed, or `None` when all have run.
-pub fn run_next(after: Option<(c_int, u64)>, device: c_int, wanted: u64) -> Option<((c_int, u64), u64)> {
+fn run_next(after: Option<(c_int, u64)>, device: c_int, wanted: u64) -> Option<((c_int, u64), u64)> {
     let order = |priority: c_int, id: u64| (core::cmp::Reverse(priority), id);
     let entry = {
         let mut list = LIST.lock();
@@ -111,7 +133,7 @@ pub fn run_next(after: Option<(c_int, u64)>, device: c_int, wanted: u64) -> Opti
         entry.running = entry.running.saturating_add(1);
         *entry
     };
-    let outer = INSIDE.try_with(|inside| inside.replace(entry.id)).unwrap_or(0);
+    let outer = INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false);
     let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
     // SAFETY: the caller of `add` promised a function that may be called with its pointer until it has been removed, and
     // `remove` waits for this call.

@@ -7,8 +7,7 @@ use super::arena::{Arena, State, Want, host_oom};
 use super::registry;
 use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
-use crate::error::NoHostMemory;
-use crate::error::{Result, Status, bail};
+use crate::error::{NoHostMemory, Result, Status, bail};
 use crate::heap::{Chunk, Growth, Heap, NIL, NodeId, PAGE, Part, QUANTUM, round_up};
 use crate::logging::log_line;
 

@@ -13,28 +13,25 @@ use crate::driver::Api;
 use crate::error::{Result, Status};
 use crate::heap::Heap;
 use crate::logging::log_line;
-use core::time::Duration;
+use core::cell::Cell;
 use std::time::Instant;
 
 /// How often a request waits for freed memory that other threads then get. A limit, because others may go on for ever.
 const SETTLE_ROUNDS: usize = 64;
 
-/// How often the callbacks are gone through while they claim to free memory. A limit, because a claim need not be true.
-const CALLBACK_ROUNDS: usize = 8;
-
 /// Somebody else on the device needs `wanted` bytes: gives back to the driver at least so much of what is idle in any pool, and
 /// waits for what is freed but not finished with, and asks the callbacks, if there is less. Returns the bytes given back.
 pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
     let arenas = || registry::all().filter(move |a| a.device() == device && !a.is_lost());
-    let mut released = 0u64;
-    let mut settle_ms = 0;
+    let mut deadline = Instant::now();
     for arena in arenas() {
-        settle_ms = arena.lock()?.options.settle_ms.max(settle_ms);
+        deadline = arena.lock()?.options.deadline().max(deadline);
     }
-    let deadline = Instant::now() + Duration::from_millis(u64::from(settle_ms));
-    let release = |released: &mut u64, wait: bool| -> Result<bool> {
+    let released = Cell::new(0u64);
+    let missing = || wanted.saturating_sub(released.get());
+    let release = |wait: bool| -> Result<bool> {
         for arena in arenas() {
-            let least = wanted.saturating_sub(*released);
+            let least = missing();
             if least == 0 {
                 break;
             }
@@ -43,28 +40,17 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
             } else {
                 arena.poll(api);
             }
-            *released = released.saturating_add(arena.release_idle(api, least)?);
+            released.set(released.get().saturating_add(arena.release_idle(api, least)?));
         }
-        Ok(*released >= wanted)
+        Ok(missing() == 0)
     };
-    if release(&mut released, false)? || release(&mut released, true)? || callbacks::is_inside() {
-        return Ok(released);
-    }
-    for _ in 0..CALLBACK_ROUNDS {
-        let (mut after, mut claimed) = (None, 0u64);
-        while let Some((place, freed)) = callbacks::run_next(after, device, wanted.saturating_sub(released)) {
-            after = Some(place);
-            claimed = claimed.saturating_add(freed);
+    if !release(false)? && !release(true)? && !callbacks::is_inside() {
+        callbacks::ask(device, missing, |claimed| {
             // What a callback freed through a pool is idle there now; what it gave to the driver is out of our books.
-            if release(&mut released, true)? || released.saturating_add(claimed) >= wanted {
-                return Ok(released);
-            }
-        }
-        if claimed == 0 {
-            break;
-        }
+            Ok((release(true)? || claimed >= missing()).then_some(()))
+        })?;
     }
-    Ok(released)
+    Ok(released.get())
 }
 
 impl Arena {
@@ -156,7 +142,7 @@ impl Arena {
             return Ok(Some(address));
         }
         // Rung 5: what is freed but not finished with.
-        let deadline = Instant::now() + Duration::from_millis(u64::from(self.lock()?.options.settle_ms));
+        let deadline = self.lock()?.options.deadline();
         if let Some(address) = climb.rung(5, || self.settle_for(api, want, deadline))? {
             return Ok(Some(address));
         }
@@ -217,25 +203,20 @@ impl Arena {
 
     /// Whatever callbacks claim, what counts is whether the request can be served.
     fn ask_callbacks(&self, api: &Api, want: &Want, deadline: Instant) -> Result<Option<u64>> {
-        for _ in 0..CALLBACK_ROUNDS {
-            let mut after = None;
-            let mut claimed = 0u64;
-            while let Some((place, freed)) = callbacks::run_next(after, self.device(), want.size) {
-                after = Some(place);
-                claimed = claimed.saturating_add(freed);
+        callbacks::ask(
+            self.device(),
+            || want.size,
+            |_| {
                 // Their frees may have come to this pool, or have gone to the driver.
                 if let (_, Some(address)) = self.wait_and_search(api, want, deadline)? {
                     return Ok(Some(address));
                 }
-                if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
-                    return Ok(Some(address));
+                match self.grow_with_idle(api, want, want.size)? {
+                    Attempt::Served(address) => Ok(Some(address)),
+                    Attempt::Refused => Ok(None),
                 }
-            }
-            if claimed == 0 {
-                break;
-            }
-        }
-        Ok(None)
+            },
+        )
     }
 
     /// Searches the lists, after all that is idle has been made to coalesce.

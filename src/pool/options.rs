@@ -2,6 +2,8 @@
 
 use crate::error::{Result, Status, bail, fail};
 use core::ffi::CStr;
+use core::time::Duration;
+use std::time::Instant;
 
 /// Chunks: virtual memory where possible, only so, or `cuMemAlloc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -216,6 +218,11 @@ pub fn check(options: &Options) -> Result<()> {
 }
 
 impl Options {
+    /// When a wait that begins now gives up.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + Duration::from_millis(u64::from(self.settle_ms))
+    }
+
     /// The limit in bytes on a device of `total` bytes; the largest number for none.
     pub fn limit(&self, total: u64) -> u64 {
         let absolute = if self.limit_bytes == 0 { u64::MAX } else { self.limit_bytes };

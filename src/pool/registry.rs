@@ -9,8 +9,7 @@ use crate::arena::Mapper;
 use crate::driver::context::{self, Context};
 use crate::driver::lock::Lock;
 use crate::driver::{self, Api};
-use crate::error::NoHostMemory;
-use crate::error::{Result, Status, bail, fail};
+use crate::error::{NoHostMemory, Result, Status, bail, fail};
 use crate::logging::log_line;
 use crate::pool::options::Backend;
 use crate::pool::order::StreamKey;
@@ -89,7 +88,7 @@ pub fn current(api: &Api) -> Result<&'static Arena> {
 }
 
 /// The arena of the calling thread's current context, if there is one.
-pub fn known(api: &Api) -> Option<&'static Arena> {
+fn known(api: &Api) -> Option<&'static Arena> {
     match context::current_handle(api) {
         // As the runtime does, a thread without a context works on device 0's primary one.
         0 => all().find(|a| !a.is_lost() && a.device() == 0 && a.mapper.context.is_primary()),

@@ -5,13 +5,10 @@ use super::grow::ROOM_FOR_DEBRIS;
 use super::registry;
 use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
-use crate::error::NoHostMemory;
-use crate::error::{Result, Status, fail};
+use crate::error::{NoHostMemory, Result, Status, fail};
 use crate::heap::{Chunk, Heap};
 use crate::logging::log_line;
 use core::sync::atomic::Ordering::*;
-use core::time::Duration;
-use std::time::Instant;
 
 impl Arena {
     /// Tries again to be rid of what the driver would not take back.
@@ -77,8 +74,8 @@ impl Arena {
         }
         let mut released = 0u64;
         for (at, ((chunk, node), piece)) in nodes.iter().zip(&pieces).enumerate() {
+            let off = state.heap.chunk(*chunk).map_or(u64::MAX, |c| c.off);
             if at < gone {
-                let off = state.heap.chunk(*chunk).map_or(u64::MAX, |c| c.off);
                 state.heap.commit_unmap(*node, *chunk);
                 if !self.has_in_range(piece.from) {
                     state.regions.remove(off);
@@ -87,7 +84,6 @@ impl Arena {
                     released = released.saturating_add(piece.len);
                 }
             } else {
-                let off = state.heap.chunk(*chunk).map_or(u64::MAX, |c| c.off);
                 state.regions.hide(off, false);
                 state.heap.abort_unmap(*node);
             }
@@ -133,7 +129,7 @@ impl Arena {
 
     /// Gives back idle memory until at most `keep` bytes stay cached. Returns the bytes given back, and those still cached.
     pub fn trim(&self, api: &Api, keep: u64) -> Result<(u64, u64)> {
-        let deadline = Instant::now() + Duration::from_millis(u64::from(self.lock()?.options.settle_ms));
+        let deadline = self.lock()?.options.deadline();
         if !self.lock()?.is_captured() {
             self.wait(api, deadline, |_| Ok(false))?;
         }

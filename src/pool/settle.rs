@@ -88,19 +88,16 @@ impl Arena {
             return self.give_event(event);
         }
         let Ok(mut state) = self.lock() else { return };
-        let mut replaced = None;
-        match state.stream(key) {
-            Ok(stream) => {
-                if let Some(s) = state.streams.get_mut(stream as usize) {
-                    replaced = s.marks.push(Mark { event, seq });
-                    s.covered = s.covered.max(seq);
-                }
+        let stream = state.stream(key).ok();
+        let unused = match stream.and_then(|stream| state.streams.get_mut(stream as usize)) {
+            Some(stream) => {
+                stream.covered = stream.covered.max(seq);
+                stream.marks.push(Mark { event, seq })
             }
-            Err(_) => replaced = Some(event),
-        }
-        drop(state);
-        if let Some(event) = replaced {
-            self.give_event(event);
+            None => Some(event),
+        };
+        if let Some(event) = unused {
+            state.keep_event(event);
         }
     }
 
@@ -133,9 +130,8 @@ impl Arena {
         let Ok(mut state) = self.lock() else { return false };
         let replaced = state.marks.push(Mark { event, seq });
         state.cover_all(seq);
-        drop(state);
         if let Some(event) = replaced {
-            self.give_event(event);
+            state.keep_event(event);
         }
         true
     }
