@@ -37,6 +37,7 @@ static bool is_lifecycle(pool_status status) {
     case POOL_ERROR_DOUBLE_FREE:
     case POOL_ERROR_INVALID_OPTION:
     case POOL_ERROR_NOT_SUPPORTED:
+    case POOL_ERROR_IN_USE:
     case POOL_ERROR_OUT_OF_MEMORY:
     case POOL_ERROR_HOST_OUT_OF_MEMORY:
     case POOL_ERROR_NO_DRIVER:

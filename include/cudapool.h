@@ -82,6 +82,16 @@
 #define POOL_ORDER_STREAM 1
 
 /**
+ * `pool_options.spill`: device memory only.
+ */
+#define POOL_SPILL_OFF 0
+
+/**
+ * `pool_options.spill`: host memory, mapped to the device, rather than out of memory.
+ */
+#define POOL_SPILL_HOST 1
+
+/**
  * `pool_options.log`: nothing is written.
  */
 #define POOL_LOG_OFF 0
@@ -176,6 +186,10 @@ typedef enum pool_status {
    */
   POOL_ERROR_NOT_SUPPORTED = 104,
   /**
+   * The pool cannot be destroyed: blocks of it are live, or a request of it is under way.
+   */
+  POOL_ERROR_IN_USE = 105,
+  /**
    * No device memory could be had, whatever idle memory was given up for it.
    */
   POOL_ERROR_OUT_OF_MEMORY = 200,
@@ -224,7 +238,8 @@ typedef enum pool_status {
 typedef struct CUstream_st CUstream_st;
 
 /**
- * A pool. NULL stands for the process's default pool.
+ * A pool of `pool_create`. NULL stands for the process's default pool. The handle of a destroyed pool is never given again, and every
+ * function answers it with `POOL_ERROR_INVALID_ARGUMENT`.
  */
 typedef struct pool_t pool_t;
 
@@ -307,6 +322,10 @@ typedef struct pool_block_info {
    * The owner tag, terminated; empty for none.
    */
   char owner[32];
+  /**
+   * The pool it is from; NULL is the default pool.
+   */
+  struct pool_t *pool;
 } pool_block_info;
 
 /**
@@ -317,6 +336,74 @@ typedef struct pool_block_info {
  * run out. It may use the pool. It must return: an exception or a `longjmp` out of it is undefined.
  */
 typedef size_t (*pool_reclaim_fn)(void *user, int device, size_t wanted);
+
+/**
+ * The options. `pool_options_init` fills all of it with the defaults, as the environment variable
+ * `CUDAPOOL_CONF` ("key:value,key:value") changes them; the key is the field's name unless said.
+ */
+typedef struct pool_options {
+  /**
+   * `sizeof(pool_options)` of the caller.
+   */
+  size_t struct_size;
+  /**
+   * Key `limit`, value in bytes (`512MiB`, `4GiB`): the most device memory a pool holds on one
+   * device. 0: no limit. The smaller of both limits counts.
+   */
+  uint64_t limit_bytes;
+  /**
+   * Key `limit`, value in percent (`80%`) of the device's memory. 0: no limit.
+   */
+  uint32_t limit_percent;
+  /**
+   * Key `max_idle`, percent (`25%`): once cached bytes exceed this share of the live bytes, idle
+   * chunks are remapped in preference to taking new memory from the driver.
+   */
+  uint32_t max_idle_percent;
+  /**
+   * `POOL_BACKEND_*`: `auto`, `vmm` or `malloc`. Fixed once the pool holds memory.
+   */
+  int32_t backend;
+  /**
+   * `POOL_ORDER_*`: `device`, or `stream:legacy`; what `pool_alloc` and `pool_free` mean.
+   */
+  int32_t order;
+  /**
+   * Milliseconds: the longest that one request waits for freed memory to be finished with on the
+   * device before it is answered `POOL_ERROR_OUT_OF_MEMORY`. Drivers before 12.5 can only wait for all work
+   * of a context, without a bound; that is done only for memory that was freed device-ordered or not on a stream's last call.
+   */
+  uint32_t settle_ms;
+  /**
+   * `POOL_LOG_*`: `off`, `error`, `warn`, `info` or `debug`; written to stderr. Process-wide.
+   */
+  int32_t log;
+  /**
+   * Key `reserve`, value in bytes: the most device memory that the pool leaves free for others once somebody has asked for some with
+   * `pool_reclaim`. As much as was asked for is left, halving every 30 seconds; idle memory is moved and released rather than the reserve taken,
+   * but no request is answered with out of memory for its sake. 0: `reserve_percent` counts.
+   */
+  uint64_t reserve_bytes;
+  /**
+   * Key `reserve`, value in percent (`5%`) of the device's memory. Both 0: no reserve.
+   */
+  uint32_t reserve_percent;
+  /**
+   * Milliseconds that a request for which there is no memory waits for other threads' frees before it is answered
+   * `POOL_ERROR_OUT_OF_MEMORY`; first come first served. Requests of at most a sixteenth of one that waits do not queue behind it. Not in a stream
+   * capture nor inside a reclaim callback.
+   */
+  uint32_t oom_wait_ms;
+  /**
+   * `POOL_SPILL_*`: `off`, or `host`: a request that ends without device memory is served with host memory that the device reaches through its
+   * bus, if the driver can (`HOST` or `HOST_NUMA` locations of `cuMemCreate`, from 12.2). Slow; counted in `pool_stats.spilled_bytes`.
+   */
+  int32_t spill;
+  /**
+   * Not used; 0.
+   */
+  int32_t reserved;
+} pool_options;
 
 /**
  * Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts.
@@ -401,9 +488,22 @@ typedef struct pool_stats {
    */
   uint64_t oom_recovered_count;
   /**
-   * Device memory kept free for others.
+   * Device memory kept free for others at the moment: what they have asked for with `pool_reclaim`, as far as the option `reserve` goes and as it
+   * fades.
    */
   uint64_t reserve_bytes;
+  /**
+   * The part of `reserved_bytes` that is host memory (option `spill`).
+   */
+  uint64_t spilled_bytes;
+  /**
+   * Requests served with host memory.
+   */
+  uint64_t spill_count;
+  /**
+   * Requests that waited for other threads' frees (option `oom_wait_ms`).
+   */
+  uint64_t oom_wait_count;
 } pool_stats;
 
 /**
@@ -411,7 +511,8 @@ typedef struct pool_stats {
  * `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`, and
  * `device_total_bytes = device_free_bytes + pools_bytes + foreign_bytes`.
  *
- * Rungs: 1 search, 2 grow, 3 remap, 4 release in other pools, 5 settle, 6 callbacks, 7 empty everything.
+ * Rungs: 1 search, 2 grow, 3 remap, 4 release in other pools, 5 settle, 6 callbacks, 7 empty everything,
+ * 8 wait for frees, 9 spill to host memory.
  */
 typedef struct pool_oom_info {
   /**
@@ -495,49 +596,6 @@ typedef struct pool_oom_info {
    */
   uint64_t owner_bytes[4];
 } pool_oom_info;
-
-/**
- * The options. `pool_options_init` fills all of it with the defaults, as the environment variable
- * `CUDAPOOL_CONF` ("key:value,key:value") changes them; the key is the field's name unless said.
- */
-typedef struct pool_options {
-  /**
-   * `sizeof(pool_options)` of the caller.
-   */
-  size_t struct_size;
-  /**
-   * Key `limit`, value in bytes (`512MiB`, `4GiB`): the most device memory a pool holds on one
-   * device. 0: no limit. The smaller of both limits counts.
-   */
-  uint64_t limit_bytes;
-  /**
-   * Key `limit`, value in percent (`80%`) of the device's memory. 0: no limit.
-   */
-  uint32_t limit_percent;
-  /**
-   * Key `max_idle`, percent (`25%`): once cached bytes exceed this share of the live bytes, idle
-   * chunks are remapped in preference to taking new memory from the driver.
-   */
-  uint32_t max_idle_percent;
-  /**
-   * `POOL_BACKEND_*`: `auto`, `vmm` or `malloc`. Fixed once the pool holds memory.
-   */
-  int32_t backend;
-  /**
-   * `POOL_ORDER_*`: `device`, or `stream:legacy`; what `pool_alloc` and `pool_free` mean.
-   */
-  int32_t order;
-  /**
-   * Milliseconds: the longest that one request waits for freed memory to be finished with on the
-   * device before it is answered `POOL_ERROR_OUT_OF_MEMORY`. Drivers before 12.5 can only wait for all work
-   * of a context, without a bound; that is done only for memory that was freed device-ordered or not on a stream's last call.
-   */
-  uint32_t settle_ms;
-  /**
-   * `POOL_LOG_*`: `off`, `error`, `warn`, `info` or `debug`; written to stderr. Process-wide.
-   */
-  int32_t log;
-} pool_options;
 
 #ifdef __cplusplus
 extern "C" {
@@ -686,6 +744,27 @@ enum pool_status pool_add_reclaim_callback(pool_reclaim_fn fn,
  * @return `POOL_ERROR_INVALID_ARGUMENT` if there is no such callback (any more).
  */
 enum pool_status pool_remove_reclaim_callback(uint64_t id);
+
+/**
+ * Makes a pool: memory of its own, with options of its own. Pools of a device help each other: before a request is answered with out of memory,
+ * idle memory of every other pool is given up for it.
+ *
+ * @param options What holds for this pool; start from `pool_options_init`. `order` and `log` are the process's and come from
+ *                `pool_configure` alone. NULL: the options of the default pool, as they are now.
+ * @param out Receives the pool, for `pool_request.pool` and the functions that take one; NULL on failure. The caller destroys it.
+ * @return `POOL_ERROR_INVALID_OPTION` for a value out of range, `POOL_ERROR_NOT_SUPPORTED` if there are 256 pools already.
+ */
+enum pool_status pool_create(const struct pool_options *options,
+                             struct pool_t **out);
+
+/**
+ * Destroys a pool and gives its memory back to the driver. All of its blocks must have been freed. Memory that the device may still be using is
+ * waited for (bounded by `settle_ms`; not during a stream capture); what is not finished with then goes back with a later call of the library.
+ *
+ * @param pool The pool. The default pool, NULL, cannot be destroyed: `POOL_ERROR_INVALID_ARGUMENT`.
+ * @return `POOL_ERROR_IN_USE` while blocks of it are live; nothing has changed then.
+ */
+enum pool_status pool_destroy(struct pool_t *pool);
 
 /**
  * Reads the counters of a pool on a device: one consistent snapshot.

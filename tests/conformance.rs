@@ -226,6 +226,7 @@ fn query_status(address: u64) -> (pool_status, pool_block_info) {
         order: 1,
         stream: ptr::null_mut(),
         owner: [1; POOL_OWNER_SIZE],
+        pool: pointer(0x5a5a).cast(),
     };
     // SAFETY: the struct says how long it is.
     let status = unsafe { pool_query(pointer(address), &mut info) };

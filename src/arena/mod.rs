@@ -6,6 +6,7 @@
 //! There are two kinds of chunk behind one interface: handles mapped into one reserved range of addresses, and plain
 //! `cuMemAlloc` memory wherever the driver puts it. Above, both are offsets; [`regions::Regions`] translates.
 
+mod host;
 pub mod regions;
 mod vmm;
 
@@ -50,17 +51,19 @@ pub struct Piece {
     pub to: u64,
     /// What the driver refused to undo.
     pub left: Left,
+    /// It is host memory, in an address range of its own.
+    pub host: bool,
 }
 
 impl Piece {
     /// A chunk that is still to be created.
     pub fn fresh(len: u64) -> Piece {
-        Piece { len, handle: 0, from: 0, to: 0, left: Left::Nothing }
+        Piece { len, handle: 0, from: 0, to: 0, left: Left::Nothing, host: false }
     }
 
     /// A chunk that is mapped at `from`.
     pub fn mapped(len: u64, handle: u64, from: u64) -> Piece {
-        Piece { len, handle, from, to: 0, left: Left::Nothing }
+        Piece { len, handle, from, to: 0, left: Left::Nothing, host: false }
     }
 }
 

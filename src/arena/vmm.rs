@@ -25,11 +25,11 @@ fn location(device: i32) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 
-fn properties(device: i32) -> CUmemAllocationProp {
+pub(super) fn properties(location: CUmemLocation) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: location(device),
+        location,
         win32HandleMetaData: core::ptr::null_mut(),
         allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
@@ -37,6 +37,14 @@ fn properties(device: i32) -> CUmemAllocationProp {
             usage: 0,
             reserved: [0; 4],
         },
+    }
+}
+
+/// The right of a device to read and write what is mapped.
+pub(super) fn rights(device: i32) -> CUmemAccessDesc {
+    CUmemAccessDesc {
+        location: location(device),
+        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     }
 }
 
@@ -53,7 +61,7 @@ pub fn reserve_range(api: &Api, device: i32, device_bytes: u64) -> Result<Range>
     }
     let mut granule = 0;
     // SAFETY: the pointers are to locals; option 0 asks for the minimum.
-    let result = unsafe { granularity(&mut granule, &properties(device), 0) };
+    let result = unsafe { granularity(&mut granule, &properties(location(device)), 0) };
     check(api, result, "cuMemGetAllocationGranularity")?;
     if granule == 0 || !PAGE.is_multiple_of(granule as u64) {
         bail!(
@@ -75,7 +83,7 @@ pub fn reserve_range(api: &Api, device: i32, device_bytes: u64) -> Result<Range>
 }
 
 /// The virtual memory calls. A mapper with a range was made from an API that has them.
-struct Vmm<'a> {
+pub(super) struct Vmm<'a> {
     api: &'a Api,
     device: i32,
     calls: &'a mut Calls,
@@ -87,38 +95,34 @@ impl Vmm<'_> {
         self.calls.alloc = self.calls.alloc.wrapping_add(1);
         let Some(create) = self.api.mem_create else { return (code::NOT_SUPPORTED, 0) };
         // SAFETY: the pointers are to locals; `len` is a multiple of the granularity.
-        (unsafe { create(&mut handle, len as usize, &properties(self.device), 0) }, handle)
+        (unsafe { create(&mut handle, len as usize, &properties(location(self.device)), 0) }, handle)
     }
 
-    fn release(&mut self, handle: u64) -> CuResult {
+    pub(super) fn release(&mut self, handle: u64) -> CuResult {
         self.calls.free = self.calls.free.wrapping_add(1);
         let Some(release) = self.api.mem_release else { return code::NOT_SUPPORTED };
         // SAFETY: the one reference that `create` gave is given back once.
         unsafe { release(handle) }
     }
 
-    fn map(&mut self, address: u64, len: u64, handle: u64) -> CuResult {
+    pub(super) fn map(&mut self, address: u64, len: u64, handle: u64) -> CuResult {
         self.calls.map = self.calls.map.wrapping_add(1);
         let Some(map) = self.api.mem_map else { return code::NOT_SUPPORTED };
         // SAFETY: the range is inside the reservation and unmapped; nobody else touches it meanwhile.
         unsafe { map(address, len as usize, 0, handle, 0) }
     }
 
-    fn unmap(&mut self, address: u64, len: u64) -> CuResult {
+    pub(super) fn unmap(&mut self, address: u64, len: u64) -> CuResult {
         self.calls.unmap = self.calls.unmap.wrapping_add(1);
         let Some(unmap) = self.api.mem_unmap else { return code::NOT_SUPPORTED };
         // SAFETY: the range is made of whole mappings, and the device is finished with it.
         unsafe { unmap(address, len as usize) }
     }
 
-    fn allow(&mut self, address: u64, len: u64) -> CuResult {
+    pub(super) fn allow(&mut self, address: u64, len: u64) -> CuResult {
         let Some(set_access) = self.api.mem_set_access else { return code::NOT_SUPPORTED };
-        let access = CUmemAccessDesc {
-            location: location(self.device),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
         // SAFETY: the range is mapped; one descriptor is passed.
-        unsafe { set_access(address, len as usize, &access, 1) }
+        unsafe { set_access(address, len as usize, &rights(self.device), 1) }
     }
 
     /// Puts a chunk back where it was. If that fails too its memory is returned: the range is a hole then.
@@ -138,7 +142,7 @@ impl Vmm<'_> {
     }
 
     /// Returns the memory of a chunk that is mapped nowhere.
-    fn give_up(&mut self, piece: &mut Piece) {
+    pub(super) fn give_up(&mut self, piece: &mut Piece) {
         if self.release(piece.handle) != code::SUCCESS {
             piece.left = Left::Memory;
         }
@@ -146,7 +150,7 @@ impl Vmm<'_> {
 }
 
 impl Mapper {
-    fn vmm<'a>(&self, api: &'a Api, calls: &'a mut Calls) -> Vmm<'a> {
+    pub(super) fn vmm<'a>(&self, api: &'a Api, calls: &'a mut Calls) -> Vmm<'a> {
         Vmm { api, device: self.context.device, calls }
     }
 

@@ -38,6 +38,11 @@ pub const POOL_ORDER_DEVICE: i32 = 0;
 /// `pool_block_info.order`: the block is stream-ordered.
 pub const POOL_ORDER_STREAM: i32 = 1;
 
+/// `pool_options.spill`: device memory only.
+pub const POOL_SPILL_OFF: i32 = 0;
+/// `pool_options.spill`: host memory, mapped to the device, rather than out of memory.
+pub const POOL_SPILL_HOST: i32 = 1;
+
 /// `pool_options.log`: nothing is written.
 pub const POOL_LOG_OFF: i32 = 0;
 /// `pool_options.log`: errors of the driver that no status code carries to a caller.

@@ -3,7 +3,8 @@
 use super::constants::*;
 use super::types::*;
 use crate::error::{Result, bail};
-use crate::pool::options::{Backend, Options, Order};
+use crate::pool::options::{Backend, Options, Order, Spill};
+use crate::pool::pools::{self, PoolId};
 use crate::pool::report::{Advice, OWNERS, OomInfo, RUNGS};
 use crate::pool::{Found, Request, Stats, TAG_SIZE, Tag};
 use core::ffi::{c_char, c_void};
@@ -163,7 +164,7 @@ impl<T: Sized2> OutStruct<T> {
 pub unsafe fn request(from: *const pool_request) -> Result<Request> {
     // SAFETY: the caller's promise.
     let r = unsafe { in_struct(from) }?;
-    default_pool(r.pool)?;
+    let pool = pool(r.pool)?;
     let known = POOL_REQUEST_STREAM_ORDERED | POOL_REQUEST_OWN_ALLOCATION;
     if r.flags & !known != 0 {
         bail!(POOL_ERROR_INVALID_ARGUMENT, "{:#x} are unknown flags of a request", r.flags & !known);
@@ -185,6 +186,7 @@ pub unsafe fn request(from: *const pool_request) -> Result<Request> {
     // SAFETY: the caller's promise.
     let owner = unsafe { tag(r.owner) };
     Ok(Request {
+        pool,
         size: r.size as u64,
         align: align.max(POOL_DEFAULT_ALIGNMENT) as u64,
         device: if has_device { r.device } else { POOL_DEVICE_CURRENT },
@@ -211,12 +213,22 @@ unsafe fn tag(owner: *const c_char) -> Tag {
     tag
 }
 
-/// Refuses every pool but the default one.
-pub fn default_pool(pool: *mut pool_t) -> Result<()> {
-    if !pool.is_null() {
-        bail!(POOL_ERROR_INVALID_ARGUMENT, "{pool:p} is no pool");
-    }
-    Ok(())
+/// The pool of a handle.
+pub fn pool(pool: *mut pool_t) -> Result<PoolId> {
+    pools::of_handle(pool as u64)
+}
+
+/// Where the handle of a pool goes; NULL is written at once.
+///
+/// # Safety
+/// `out` is NULL or points to a writable pointer.
+pub unsafe fn out_pool<'a>(out: *mut *mut pool_t) -> Result<&'a mut *mut pool_t> {
+    // SAFETY: the caller's promise.
+    let Some(out) = (unsafe { out.as_mut() }) else {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "the place for the pool is NULL");
+    };
+    *out = core::ptr::null_mut();
+    Ok(out)
 }
 
 const _: () = assert!(POOL_OOM_RUNGS == RUNGS && POOL_OOM_OWNERS == OWNERS && POOL_OWNER_SIZE == TAG_SIZE);
@@ -267,6 +279,7 @@ pub fn block_info(block: &Found) -> pool_block_info {
         order: if block.stream_ordered { POOL_ORDER_STREAM } else { POOL_ORDER_DEVICE },
         stream: if block.stream_ordered { block.handle as *mut CUstream_st } else { core::ptr::null_mut() },
         owner: c_tag(&block.owner),
+        pool: pools::handle_of(block.pool) as *mut pool_t,
     }
 }
 
@@ -292,7 +305,10 @@ pub fn stats(stats: &Stats) -> pool_stats {
         driver_sync_calls: c.calls.sync,
         oom_count: c.oom,
         oom_recovered_count: c.oom_recovered,
-        reserve_bytes: 0,
+        reserve_bytes: stats.reserve,
+        spilled_bytes: stats.spilled,
+        spill_count: c.spills,
+        oom_wait_count: c.waits,
     }
 }
 
@@ -313,6 +329,14 @@ pub fn options_out(options: &Options) -> pool_options {
         },
         settle_ms: options.settle_ms,
         log: options.log,
+        reserve_bytes: options.reserve_bytes,
+        reserve_percent: options.reserve_percent,
+        oom_wait_ms: options.oom_wait_ms,
+        spill: match options.spill {
+            Spill::Off => POOL_SPILL_OFF,
+            Spill::Host => POOL_SPILL_HOST,
+        },
+        reserved: 0,
     }
 }
 
@@ -321,6 +345,9 @@ pub fn options_out(options: &Options) -> pool_options {
 pub unsafe fn options_in(from: *const pool_options) -> Result<Options> {
     // SAFETY: the caller's promise.
     let o = unsafe { in_struct(from) }?;
+    if o.reserved != 0 {
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "pool_options.reserved must be 0");
+    }
     Ok(Options {
         limit_bytes: o.limit_bytes,
         limit_percent: o.limit_percent,
@@ -338,5 +365,13 @@ pub unsafe fn options_in(from: *const pool_options) -> Result<Options> {
         },
         settle_ms: o.settle_ms,
         log: o.log,
+        reserve_bytes: o.reserve_bytes,
+        reserve_percent: o.reserve_percent,
+        oom_wait_ms: o.oom_wait_ms,
+        spill: match o.spill {
+            POOL_SPILL_OFF => Spill::Off,
+            POOL_SPILL_HOST => Spill::Host,
+            other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is no way to spill"),
+        },
     })
 }

@@ -157,8 +157,7 @@ pub unsafe extern "C" fn pool_trim(
     guard(|| {
         // SAFETY: the caller passes NULL or a place for a size.
         let released = unsafe { convert::optional_out(released) };
-        convert::default_pool(pool)?;
-        let bytes = crate::pool::trim(device, keep_bytes as u64)?;
+        let bytes = crate::pool::trim(convert::pool(pool)?, device, keep_bytes as u64)?;
         if let Some(released) = released {
             *released = usize::try_from(bytes).unwrap_or(usize::MAX);
         }
@@ -223,6 +222,35 @@ pub extern "C" fn pool_remove_reclaim_callback(id: u64) -> pool_status {
     guard(|| crate::pool::callbacks::remove(id))
 }
 
+/// Makes a pool: memory of its own, with options of its own. Pools of a device help each other: before a request is answered with out of memory,
+/// idle memory of every other pool is given up for it.
+///
+/// @param options What holds for this pool; start from `pool_options_init`. `order` and `log` are the process's and come from
+///                `pool_configure` alone. NULL: the options of the default pool, as they are now.
+/// @param out Receives the pool, for `pool_request.pool` and the functions that take one; NULL on failure. The caller destroys it.
+/// @return `POOL_ERROR_INVALID_OPTION` for a value out of range, `POOL_ERROR_NOT_SUPPORTED` if there are 256 pools already.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_create(options: *const pool_options, out: *mut *mut pool_t) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a place for a pointer.
+        let out = unsafe { convert::out_pool(out) }?;
+        // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
+        let options = if options.is_null() { None } else { Some(unsafe { convert::options_in(options) }?) };
+        *out = crate::pool::pools::create(options)? as *mut pool_t;
+        Ok(())
+    })
+}
+
+/// Destroys a pool and gives its memory back to the driver. All of its blocks must have been freed. Memory that the device may still be using is
+/// waited for (bounded by `settle_ms`; not during a stream capture); what is not finished with then goes back with a later call of the library.
+///
+/// @param pool The pool. The default pool, NULL, cannot be destroyed: `POOL_ERROR_INVALID_ARGUMENT`.
+/// @return `POOL_ERROR_IN_USE` while blocks of it are live; nothing has changed then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_destroy(pool: *mut pool_t) -> pool_status {
+    guard(|| crate::pool::pools::destroy(pool as u64))
+}
+
 /// Reads the counters of a pool on a device: one consistent snapshot.
 ///
 /// @param pool The pool; NULL is the default pool.
@@ -237,8 +265,7 @@ pub unsafe extern "C" fn pool_get_stats(
     guard(|| {
         // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
         let out = unsafe { convert::OutStruct::new(stats) }?;
-        convert::default_pool(pool)?;
-        out.write(convert::stats(&crate::pool::stats(device)?));
+        out.write(convert::stats(&crate::pool::stats(convert::pool(pool)?, device)?));
         Ok(())
     })
 }

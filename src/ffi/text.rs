@@ -40,6 +40,7 @@ statuses! {
     POOL_ERROR_DOUBLE_FREE => "the block has been freed already",
     POOL_ERROR_INVALID_OPTION => "an option has an unknown key, a bad value, or can no longer be changed",
     POOL_ERROR_NOT_SUPPORTED => "the device or the driver cannot do what was asked",
+    POOL_ERROR_IN_USE => "the pool still has live blocks",
     POOL_ERROR_OUT_OF_MEMORY => "no device memory could be had",
     POOL_ERROR_HOST_OUT_OF_MEMORY => "the host has no memory for the bookkeeping",
     POOL_ERROR_NO_DRIVER => "there is no CUDA driver library",

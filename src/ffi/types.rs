@@ -12,7 +12,8 @@ pub struct CUstream_st {
     _opaque: [u8; 0],
 }
 
-/// A pool. NULL stands for the process's default pool.
+/// A pool of `pool_create`. NULL stands for the process's default pool. The handle of a destroyed pool is never given again, and every
+/// function answers it with `POOL_ERROR_INVALID_ARGUMENT`.
 pub struct pool_t {
     _opaque: [u8; 0],
 }
@@ -70,6 +71,8 @@ pub struct pool_block_info {
     pub stream: *mut CUstream_st,
     /// The owner tag, terminated; empty for none.
     pub owner: [c_char; 32],
+    /// The pool it is from; NULL is the default pool.
+    pub pool: *mut pool_t,
 }
 
 /// Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts.
@@ -116,15 +119,23 @@ pub struct pool_stats {
     pub oom_count: u64,
     /// Requests that the driver refused for memory and that the pool served all the same.
     pub oom_recovered_count: u64,
-    /// Device memory kept free for others.
+    /// Device memory kept free for others at the moment: what they have asked for with `pool_reclaim`, as far as the option `reserve` goes and as it
+    /// fades.
     pub reserve_bytes: u64,
+    /// The part of `reserved_bytes` that is host memory (option `spill`).
+    pub spilled_bytes: u64,
+    /// Requests served with host memory.
+    pub spill_count: u64,
+    /// Requests that waited for other threads' frees (option `oom_wait_ms`).
+    pub oom_wait_count: u64,
 }
 
 /// Why a request of the calling thread was answered `POOL_ERROR_OUT_OF_MEMORY`. Bytes, as they were when the answer was given.
 /// `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`, and
 /// `device_total_bytes = device_free_bytes + pools_bytes + foreign_bytes`.
 ///
-/// Rungs: 1 search, 2 grow, 3 remap, 4 release in other pools, 5 settle, 6 callbacks, 7 empty everything.
+/// Rungs: 1 search, 2 grow, 3 remap, 4 release in other pools, 5 settle, 6 callbacks, 7 empty everything,
+/// 8 wait for frees, 9 spill to host memory.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pool_oom_info {
@@ -195,4 +206,19 @@ pub struct pool_options {
     pub settle_ms: u32,
     /// `POOL_LOG_*`: `off`, `error`, `warn`, `info` or `debug`; written to stderr. Process-wide.
     pub log: i32,
+    /// Key `reserve`, value in bytes: the most device memory that the pool leaves free for others once somebody has asked for some with
+    /// `pool_reclaim`. As much as was asked for is left, halving every 30 seconds; idle memory is moved and released rather than the reserve taken,
+    /// but no request is answered with out of memory for its sake. 0: `reserve_percent` counts.
+    pub reserve_bytes: u64,
+    /// Key `reserve`, value in percent (`5%`) of the device's memory. Both 0: no reserve.
+    pub reserve_percent: u32,
+    /// Milliseconds that a request for which there is no memory waits for other threads' frees before it is answered
+    /// `POOL_ERROR_OUT_OF_MEMORY`; first come first served. Requests of at most a sixteenth of one that waits do not queue behind it. Not in a stream
+    /// capture nor inside a reclaim callback.
+    pub oom_wait_ms: u32,
+    /// `POOL_SPILL_*`: `off`, or `host`: a request that ends without device memory is served with host memory that the device reaches through its
+    /// bus, if the driver can (`HOST` or `HOST_NUMA` locations of `cuMemCreate`, from 12.2). Slow; counted in `pool_stats.spilled_bytes`.
+    pub spill: i32,
+    /// Not used; 0.
+    pub reserved: i32,
 }

@@ -224,6 +224,14 @@ impl Heap {
         }
     }
 
+    /// Forgets the peaks of a heap that holds nothing.
+    pub fn start_over(&mut self) {
+        self.bytes.live_peak = self.bytes.live;
+        self.bytes.mapped_peak = self.bytes.mapped;
+        self.merge_all = false;
+        self.scatter = false;
+    }
+
     /// Notes what was mapped for a moment while a growth failed.
     pub fn note_mapped(&mut self, more: u64) {
         self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped.saturating_add(more));

@@ -3,18 +3,18 @@
 //! What does need one goes through [`super::ladder`] and [`super::settle`], with the lock released meanwhile.
 
 use super::options::Options;
-use super::order::{Marks, PER_THREAD, Stream, StreamKey};
-use super::owners::{Owners, TAG_SIZE, Tag};
-use super::registry;
+use super::order::{PER_THREAD, StreamKey};
+use super::owners::{TAG_SIZE, Tag};
+use super::pools::PoolId;
 use super::report::too_large;
-use crate::arena::regions::Regions;
-use crate::arena::{Calls, Debris, Mapper};
+use super::state::State;
+use super::{registry, waiters};
+use crate::arena::Mapper;
 use crate::driver::lock::{Guard, Lock};
-use crate::driver::{Api, Event, context, is_capturing, relaxed};
+use crate::driver::{Api, context, is_capturing, relaxed};
 use crate::error::{NoHostMemory, Result, Status, bail, fail};
-use crate::heap::{self, BlockInfo, Heap, NotLive, Part, SHARED, StreamId, block_flags};
-use core::sync::atomic::{AtomicBool, Ordering::*};
-use std::time::Instant;
+use crate::heap::{self, BlockInfo, NotLive, block_flags};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// Blocks of this many bytes and more are worth an event when they are freed in an arena of several streams; smaller ones stay with
 /// their stream until a later mark covers them.
@@ -23,6 +23,7 @@ pub const MARK_BYTES: u64 = 1 << 20;
 /// A request, checked and complete.
 #[derive(Clone, Copy, Debug)]
 pub struct Want {
+    pub pool: PoolId,
     /// Bytes, not 0 and at most the device's.
     pub size: u64,
     /// A power of two, 512 at least.
@@ -30,6 +31,8 @@ pub struct Want {
     pub key: StreamKey,
     pub owner: Tag,
     pub own_allocation: bool,
+    /// It may take the device reserve.
+    pub urgent: bool,
 }
 
 /// How a block is freed.
@@ -49,16 +52,7 @@ pub struct Found {
     pub stream_ordered: bool,
     pub handle: u64,
     pub owner: [u8; TAG_SIZE],
-}
-
-/// Counters of an arena; what the heap counts is not repeated.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Counters {
-    pub allocs: u64,
-    pub frees: u64,
-    pub calls: Calls,
-    pub oom: u64,
-    pub oom_recovered: u64,
+    pub pool: PoolId,
 }
 
 /// See the module.
@@ -68,35 +62,13 @@ pub struct Arena {
     pub total: u64,
     /// The context is gone, and the arena with it; only its addresses are still known.
     pub lost: AtomicBool,
+    /// Whose it is. It changes only when nothing in it is live.
+    pool: AtomicU64,
+    /// When it was last used, in counts of [`registry::now`]; the fast path does not keep it.
+    pub used: AtomicU64,
     /// A panic broke the invariants: no operation but harmless frees goes on.
     fenced: AtomicBool,
     state: Lock<State>,
-}
-
-/// What the lock protects.
-pub struct State {
-    pub heap: Heap,
-    pub regions: Regions,
-    /// By stream id; entry 0 stands for device order.
-    pub streams: Vec<Stream>,
-    /// The stream of the last call, and its key: [`StreamKey::NONE`] where the fast path must not take it.
-    last: StreamId,
-    last_key: StreamKey,
-    /// Marks of the whole context.
-    pub marks: Marks,
-    /// Everything freed up to here is covered by a mark of the context.
-    pub covered: u64,
-    /// Everything freed up to here is finished with.
-    pub done: u64,
-    /// Events not in use.
-    pub spare: Vec<Event>,
-    pub counters: Counters,
-    pub owners: Owners,
-    /// What the driver would not take back, with the busy extents that some of it is mapped in.
-    pub debris: Vec<(Debris, Vec<Part>)>,
-    /// Bytes that growths under way are about to take.
-    pub growing: u64,
-    pub options: Options,
 }
 
 pub fn host_oom(_: NoHostMemory) -> Status {
@@ -107,41 +79,64 @@ pub fn host_oom(_: NoHostMemory) -> Status {
 }
 
 impl Arena {
-    pub fn new(mapper: Mapper, total: u64, options: Options) -> core::result::Result<Arena, NoHostMemory> {
-        let mut heap = Heap::new()?;
-        if let Some(range) = mapper.range {
-            heap.add_hole(0, range.len)?;
-        }
-        let mut streams = Vec::new();
-        streams.try_reserve(4).map_err(|_| NoHostMemory)?;
-        streams.push(Stream::new(StreamKey::DEVICE));
-        let regions = Regions::new(mapper.range);
+    pub fn new(
+        mapper: Mapper,
+        total: u64,
+        pool: PoolId,
+        options: Options,
+    ) -> core::result::Result<Arena, NoHostMemory> {
+        let state = State::new(&mapper, pool, options)?;
         Ok(Arena {
             mapper,
             total,
             lost: AtomicBool::new(false),
+            pool: AtomicU64::new(pool.0),
+            used: AtomicU64::new(registry::now()),
             fenced: AtomicBool::new(false),
-            state: Lock::new(State {
-                heap,
-                regions,
-                streams,
-                last: SHARED,
-                last_key: StreamKey::NONE,
-                marks: Marks::default(),
-                covered: 0,
-                done: 0,
-                spare: Vec::new(),
-                counters: Counters::default(),
-                owners: Owners::new(),
-                debris: Vec::new(),
-                growing: 0,
-                options,
-            }),
+            state: Lock::new(state),
         })
     }
 
     pub fn device(&self) -> i32 {
         self.mapper.context.device
+    }
+
+    pub fn pool(&self) -> PoolId {
+        PoolId(self.pool.load(Relaxed))
+    }
+
+    pub(super) fn set_pool(&self, pool: PoolId) {
+        self.pool.store(pool.0, Relaxed);
+    }
+
+    /// Gives an arena that was retired to another pool, if it is empty.
+    pub(super) fn start_over(&self, pool: PoolId, options: &Options) -> bool {
+        let Ok(mut state) = self.lock() else { return false };
+        let taken = self.pool() == PoolId::NONE && state.start_over(pool, options);
+        if taken {
+            self.set_pool(pool);
+        }
+        taken
+    }
+
+    /// Notes that the arena is used now.
+    pub(super) fn set_used(&self) {
+        self.used.store(registry::now(), Relaxed);
+    }
+
+    /// The same where the fast path did not: frees were counted since.
+    pub(super) fn catch_up_use(&self) {
+        let Ok(mut state) = self.lock() else { return };
+        let seq = state.heap.seq();
+        if core::mem::replace(&mut state.seen, seq) != seq {
+            self.set_used();
+        }
+    }
+
+    /// Whether some stream of the context must be taken to be captured: any pool may have been told.
+    pub fn is_captured(&self) -> bool {
+        let here = registry::all().filter(|a| !a.is_lost() && a.mapper.context == self.mapper.context);
+        here.filter_map(|arena| arena.lock().ok().map(|state| state.is_captured())).any(|captured| captured)
     }
 
     /// Locks the state of an arena that is in order.
@@ -229,11 +224,12 @@ impl Arena {
     /// Allocates on the stream of the arena's last call from what is idle. 0 where there is nothing, or the stream is another.
     #[inline]
     pub fn allocate_fast(&self, size: u64, key: StreamKey) -> Result<u64> {
-        let mut state = self.lock()?;
-        if state.last_key != key && !state.recall(key) {
+        if waiters::any() {
+            // They may have to come first.
             return Ok(0);
         }
-        let stream = state.last;
+        let mut state = self.lock()?;
+        let Some(stream) = state.recall(key) else { return Ok(0) };
         let flags = block_flags::STREAM_ORDERED;
         let info = BlockInfo { requested: size, handle: key.handle, owner: 0, flags };
         let off = match state.heap.allocate_fast(stream, size, info) {
@@ -255,7 +251,8 @@ impl Arena {
             state.counters.oom = state.counters.oom.wrapping_add(1);
             return Err(too_large(want.size, self.device(), self.total));
         }
-        if !want.own_allocation {
+        registry::note_use(self);
+        if !want.own_allocation && !waiters::any() {
             let mut state = self.lock()?;
             if let Some(address) = state.try_allocate(want)? {
                 return Ok(address);
@@ -273,23 +270,33 @@ impl Arena {
             return Ok(false);
         }
         let mut state = self.lock()?;
-        if state.last_key != key && !state.recall(key) {
-            return Ok(false);
-        }
-        let stream = state.last;
+        let Some(stream) = state.recall(key) else { return Ok(false) };
         let Some(len) = state.heap.free_fast(off, stream) else { return Ok(false) };
         state.counters.frees = state.counters.frees.wrapping_add(1);
-        if len >= MARK_BYTES && !state.heap.merge_all {
-            drop(state);
+        let worth_marking = len >= MARK_BYTES && !state.heap.merge_all;
+        drop(state);
+        if worth_marking {
             self.mark_stream(api, key);
+        }
+        if waiters::any() {
+            waiters::wake();
         }
         Ok(true)
     }
 
     /// Frees the block that starts at `address`.
     pub fn free(&self, api: &Api, address: u64, release: Release) -> Result<()> {
+        registry::note_use(self);
+        self.put_back(api, address, release)?;
+        if waiters::any() {
+            waiters::wake();
+        }
+        Ok(())
+    }
+
+    fn put_back(&self, api: &Api, address: u64, release: Release) -> Result<()> {
         if let Release::Stream(key) = release
-            && !((key.handle > PER_THREAD || registry::is_only(self)) && self.knows(key))
+            && !((key.handle > PER_THREAD || registry::is_only_context(self)) && self.knows(key))
             && self.is_foreign(api, key)
         {
             return self.free_foreign(api, address, key);
@@ -340,6 +347,7 @@ impl Arena {
             stream_ordered: block.info.flags & block_flags::STREAM_ORDERED != 0,
             handle: block.info.handle,
             owner: state.owners.tag(block.info.owner),
+            pool: state.pool,
         })
     }
 
@@ -353,127 +361,6 @@ impl Arena {
         let own = own && key.handle != super::order::PER_THREAD;
         state.heap.mark(&block, if own { block_flags::USED_ON_OWN } else { block_flags::USED_ELSEWHERE });
         Ok(())
-    }
-}
-
-impl State {
-    /// Makes a stream that is known the last one. Not for the default streams, whose context only the driver can tell.
-    #[inline(never)]
-    fn recall(&mut self, key: StreamKey) -> bool {
-        let known = key.handle > PER_THREAD && self.streams.iter().any(|s| s.key == key);
-        known && self.other_stream(key).is_ok() && self.last_key == key
-    }
-
-    /// The id of a stream, which is added if it is new. The second stream of an arena ends the time when everything idle was
-    /// one stream's.
-    #[inline]
-    pub fn stream(&mut self, key: StreamKey) -> core::result::Result<StreamId, NoHostMemory> {
-        if self.last_key == key { Ok(self.last) } else { self.other_stream(key) }
-    }
-
-    #[cold]
-    fn other_stream(&mut self, key: StreamKey) -> core::result::Result<StreamId, NoHostMemory> {
-        let known = self.streams.iter().position(|s| s.key == key).map(|at| at as StreamId);
-        let id = match known {
-            Some(id) => id,
-            None => self.add_stream(key)?,
-        };
-        if id == SHARED {
-            self.heap.merge_all = false;
-        }
-        let captured = self.streams.get(id as usize).is_some_and(|s| s.captured.is_some());
-        self.last_key = if captured || id == SHARED { StreamKey::NONE } else { key };
-        self.last = id;
-        Ok(id)
-    }
-
-    fn add_stream(&mut self, key: StreamKey) -> core::result::Result<StreamId, NoHostMemory> {
-        // Only the first stream, in an arena without device-ordered use so far, has everything to itself.
-        let first = self.streams.len() == 1 && self.counters.allocs == 0 && self.heap.bytes().mapped == 0;
-        let at = self.streams.len();
-        let vacant = (1..at).find(|id| {
-            self.streams.get(*id).is_some_and(|s| s.marks.is_empty() && !s.is_captured())
-                && !self.is_uncovered(*id as StreamId)
-                && self.heap.stream_is_empty(*id as StreamId)
-        });
-        let id = match vacant {
-            Some(id) => {
-                if let Some(slot) = self.streams.get_mut(id) {
-                    *slot = Stream::new(key);
-                }
-                self.heap.reset_stream(id as StreamId);
-                id as StreamId
-            }
-            None => {
-                self.streams.try_reserve(1).map_err(|_| NoHostMemory)?;
-                let id = self.heap.add_stream()?;
-                self.streams.push(Stream::new(key));
-                id
-            }
-        };
-        self.heap.merge_all = first;
-        Ok(id)
-    }
-
-    /// Searches the arena's own lists.
-    #[inline]
-    pub fn try_allocate(&mut self, want: &Want) -> Result<Option<u64>> {
-        let stream = self.stream(want.key).map_err(host_oom)?;
-        let info = self.block_info(want)?;
-        let found = self.heap.allocate(stream, want.size, want.align, info).map_err(host_oom)?;
-        Ok(found.map(|off| self.handed_out(off, want, info.owner)))
-    }
-
-    #[inline]
-    pub fn block_info(&mut self, want: &Want) -> Result<BlockInfo> {
-        let owner = if want.owner.first() == Some(&0) {
-            0
-        } else {
-            self.owners.intern(&want.owner).map_err(host_oom)?
-        };
-        let mut flags = if want.key.is_device_order() { 0 } else { block_flags::STREAM_ORDERED };
-        if want.own_allocation {
-            flags |= block_flags::OWN_ALLOCATION;
-        }
-        Ok(BlockInfo { requested: want.size, handle: want.key.handle, owner, flags })
-    }
-
-    /// Counts a block that the heap has handed out, and gives its address.
-    #[inline]
-    pub fn handed_out(&mut self, off: u64, want: &Want, owner: u16) -> u64 {
-        self.counters.allocs = self.counters.allocs.wrapping_add(1);
-        if owner != 0
-            && let Ok(block) = self.heap.block_at(off)
-        {
-            self.owners.add(owner, block.len);
-        }
-        debug_assert_eq!(off % want.align, 0);
-        self.regions.address(off)
-    }
-
-    /// Whether memory was freed on the stream that no mark covers.
-    pub fn is_uncovered(&self, stream: StreamId) -> bool {
-        self.streams.get(stream as usize).is_some_and(|s| self.heap.last_free(stream) > s.covered)
-    }
-
-    /// Notes whether a call found its stream captured. While it is, its calls stay off the fast path, so that the end is seen.
-    pub fn set_captured(&mut self, stream: StreamId, captured: bool) {
-        if let Some(s) = self.streams.get_mut(stream as usize) {
-            s.captured = captured.then(Instant::now);
-            if captured {
-                self.last_key = StreamKey::NONE;
-            }
-        }
-    }
-
-    /// Whether some stream must be taken to be captured.
-    pub fn is_captured(&self) -> bool {
-        self.streams.iter().any(Stream::is_captured)
-    }
-
-    /// How far the device has got with what was freed on `stream`.
-    pub fn done_of(&self, stream: StreamId) -> u64 {
-        self.streams.get(stream as usize).map_or(0, |s| s.done.max(self.done))
     }
 }
 

@@ -3,8 +3,9 @@
 //! What is to be done is decided and taken out of the lists under the lock, done without it, and booked and handed out under
 //! one more hold of it, so that no other thread can take what this one has won.
 
-use super::arena::{Arena, State, Want, host_oom};
+use super::arena::{Arena, Want, host_oom};
 use super::registry;
+use super::state::State;
 use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
 use crate::error::{NoHostMemory, Result, Status, bail};
@@ -25,8 +26,29 @@ pub(super) const ROOM_FOR_DEBRIS: usize = 64;
 /// What became of an attempt to get more memory.
 pub(super) enum Attempt {
     Served(u64),
-    /// No memory: from the driver, or within the limit.
-    Refused,
+    Refused(Why),
+}
+
+/// Why there is no more memory for a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// The driver has no more, or there is no more address space.
+    Device,
+    /// The pool's limit is in the way.
+    Limit,
+    /// What is left is the device reserve.
+    Reserve,
+}
+
+/// What a growth must leave alone.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// Bytes of the pool in other contexts of the device: the limit is one for all of them.
+    elsewhere: u64,
+    /// Bytes of the device.
+    total: u64,
+    /// The most that may be new, for the reserve's sake.
+    spare: u64,
 }
 
 /// Idle memory that may be unmapped for a request.
@@ -46,18 +68,24 @@ impl Arena {
         }
     }
 
-    /// What the pool holds on this device in other contexts: the limit is one for all of them.
-    fn held_elsewhere(&self) -> u64 {
-        let held = |arena: &Arena| arena.lock().map_or(0, |state| state.heap.bytes().mapped);
-        registry::others_on(self).map(held).fold(0, u64::saturating_add)
+    fn bounds(&self, api: &Api, want: &Want) -> Bounds {
+        let spare = if want.urgent { u64::MAX } else { self.spare_on_device(api) };
+        Bounds { elsewhere: self.held_elsewhere(), total: self.total, spare }
+    }
+
+    /// Device memory that the pool holds in other contexts of this device.
+    pub(super) fn held_elsewhere(&self) -> u64 {
+        let held = |arena: &Arena| arena.lock().map_or(0, |state| state.on_device());
+        registry::others_on(self).filter(|a| a.pool() == self.pool()).map(held).fold(0, u64::saturating_add)
     }
 
     fn grow_range(&self, api: &Api, want: &Want, idle: Idle) -> Result<Attempt> {
         let base = self.mapper.range.map_or(0, |r| r.base);
-        let elsewhere = self.held_elsewhere();
+        let bounds = self.bounds(api, want);
         let mut state = self.lock()?;
-        let Some(step) = state.plan_step(want, idle, base, (elsewhere, self.total))? else {
-            return Ok(Attempt::Refused);
+        let step = match state.plan_step(want, idle, base, bounds)? {
+            Ok(step) => step,
+            Err(why) => return Ok(Attempt::Refused(why)),
         };
         drop(state);
 
@@ -91,7 +119,7 @@ impl Arena {
             state.heap.note_mapped(calls.created);
             state.bury(plan, pieces);
             let refused = status == Status::POOL_ERROR_OUT_OF_MEMORY;
-            return if refused { Ok(Attempt::Refused) } else { Err(status) };
+            return if refused { Ok(Attempt::Refused(Why::Device)) } else { Err(status) };
         }
         let stream = state.stream(want.key).map_err(host_oom)?;
         let placed = pieces.iter().map(|p| (p.to.wrapping_sub(base), p.len, p.handle));
@@ -103,20 +131,22 @@ impl Arena {
             pieces.len(),
             want.size
         );
-        Ok(state.try_allocate(want)?.map_or(Attempt::Refused, Attempt::Served))
+        Ok(state.try_allocate(want)?.map_or(Attempt::Refused(Why::Device), Attempt::Served))
     }
 
     fn grow_by_malloc(&self, api: &Api, want: &Want) -> Result<Attempt> {
-        let Some(exact) = malloc_bytes(want) else { return Ok(Attempt::Refused) };
+        let Some(exact) = malloc_bytes(want) else { return Ok(Attempt::Refused(Why::Device)) };
+        let mut why = Why::Device;
         let roomy = if want.own_allocation || exact > SHARED_MOST { exact } else { SHARED_CHUNK };
         for len in if roomy > exact { [roomy, exact] } else { [exact, 0] } {
             if len == 0 {
                 break;
             }
             {
-                let elsewhere = self.held_elsewhere();
+                let bounds = self.bounds(api, want);
                 let mut state = self.lock()?;
-                if state.is_over_limit(len, elsewhere, self.total) {
+                if let Some(bound) = state.bound_met(len, bounds) {
+                    why = bound;
                     continue;
                 }
                 state.regions.reserve(len).map_err(host_oom)?;
@@ -137,12 +167,18 @@ impl Arena {
             }
             let address = match taken {
                 Ok(address) => address,
-                Err(Status::POOL_ERROR_OUT_OF_MEMORY) => continue,
+                Err(Status::POOL_ERROR_OUT_OF_MEMORY) => {
+                    why = Why::Device;
+                    continue;
+                }
                 Err(status) => return Err(status),
             };
             match state.book_region(address, len, want) {
                 Ok(Some(address)) => return Ok(Attempt::Served(address)),
-                Ok(None) => return Ok(state.try_allocate(want)?.map_or(Attempt::Refused, Attempt::Served)),
+                Ok(None) => {
+                    let found = state.try_allocate(want)?;
+                    return Ok(found.map_or(Attempt::Refused(Why::Device), Attempt::Served));
+                }
                 Err(status) => {
                     drop(state);
                     let mut calls = Calls::default();
@@ -159,7 +195,7 @@ impl Arena {
                 }
             }
         }
-        Ok(Attempt::Refused)
+        Ok(Attempt::Refused(why))
     }
 }
 
@@ -174,15 +210,23 @@ struct Step {
 }
 
 impl State {
-    /// Decides what to map where, and takes it out of the lists. `None` if there is no address space or the limit is in the way.
-    fn plan_step(&mut self, want: &Want, idle: Idle, base: u64, device: (u64, u64)) -> Result<Option<Step>> {
+    /// Decides what to map where, and takes it out of the lists; or says what is in the way.
+    fn plan_step(
+        &mut self,
+        want: &Want,
+        idle: Idle,
+        base: u64,
+        bounds: Bounds,
+    ) -> Result<core::result::Result<Step, Why>> {
         if idle == Idle::Remap {
             self.flush();
         }
         let stream = self.stream(want.key).map_err(host_oom)?;
-        let Some((len, align)) = Heap::extent_for(want.size, want.align) else { return Ok(None) };
+        let Some((len, align)) = Heap::extent_for(want.size, want.align) else {
+            return Ok(Err(Why::Device));
+        };
         let Some(plan) = self.heap.plan_growth(stream, len, align).map_err(host_oom)? else {
-            return Ok(None);
+            return Ok(Err(Why::Device));
         };
         let mut chunks = Vec::new();
         if idle == Idle::Remap {
@@ -194,7 +238,7 @@ impl State {
             let done = |stream| self.done_of(stream);
             self.heap.collect_idle(plan.need, &done, &plan.frees, &mut chunks, &fits).map_err(host_oom)?;
         }
-        self.take_step(plan, &mut chunks, base, device).map_err(host_oom)
+        self.take_step(plan, &mut chunks, base, bounds).map_err(host_oom)
     }
 
     fn take_step(
@@ -202,8 +246,8 @@ impl State {
         mut plan: Growth,
         chunks: &mut Vec<u32>,
         base: u64,
-        (elsewhere, total): (u64, u64),
-    ) -> core::result::Result<Option<Step>, NoHostMemory> {
+        bounds: Bounds,
+    ) -> core::result::Result<core::result::Result<Step, Why>, NoHostMemory> {
         let len_of = |heap: &Heap, id: u32| heap.chunk(id).map_or(0, |c| c.len);
         // Large chunks first, while the parts still have room for them.
         chunks.sort_unstable_by_key(|id| core::cmp::Reverse(len_of(&self.heap, *id)));
@@ -236,8 +280,10 @@ impl State {
                 pieces.push(piece);
             }
         }
-        if fresh > 0 && self.is_over_limit(fresh, elsewhere, total) {
-            return Ok(None);
+        if fresh > 0
+            && let Some(bound) = self.bound_met(fresh, bounds)
+        {
+            return Ok(Err(bound));
         }
         self.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| NoHostMemory)?;
         self.heap.begin_map(&mut plan, pieces.len())?;
@@ -255,7 +301,16 @@ impl State {
             }
         }
         self.growing = self.growing.saturating_add(fresh);
-        Ok(Some(Step { plan, fresh, pieces, moved }))
+        Ok(Ok(Step { plan, fresh, pieces, moved }))
+    }
+
+    /// What is in the way of taking `more` bytes from the device.
+    fn bound_met(&self, more: u64, bounds: Bounds) -> Option<Why> {
+        let held = self.on_device().saturating_add(self.growing).saturating_add(bounds.elsewhere);
+        if held.saturating_add(more) > self.options.limit(bounds.total) {
+            return Some(Why::Limit);
+        }
+        (more > bounds.spare).then_some(Why::Reserve)
     }
 
     /// After a growth that failed: its parts are holes again, unless something is mapped in them that could not be unmapped.
@@ -289,12 +344,22 @@ impl State {
 
     /// The same for a chunk that stays mapped where it was, in an extent that stays busy.
     fn keep_stuck(&mut self, piece: Piece, node: NodeId) {
-        let (mut pieces, mut busy) = (Vec::new(), Vec::new());
-        if pieces.try_reserve_exact(1).is_err() || busy.try_reserve_exact(1).is_err() {
+        let mut busy = Vec::new();
+        if busy.try_reserve_exact(1).is_err() {
             self.heap.add_debris(piece.len);
             return;
         }
         busy.push(Part { node, off: 0, len: piece.len });
+        self.keep_one(piece, busy);
+    }
+
+    /// The same for one piece. Without host memory to remember it, it stays with the driver, and in the counters.
+    pub(super) fn keep_one(&mut self, piece: Piece, busy: Vec<Part>) {
+        let mut pieces = Vec::new();
+        if pieces.try_reserve_exact(1).is_err() {
+            self.heap.add_debris(piece.len);
+            return;
+        }
         pieces.push(piece);
         self.keep_debris(Debris { pieces }, busy);
     }

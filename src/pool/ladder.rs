@@ -3,55 +3,28 @@
 //! After every rung the arena's own lists are searched again. The lock is released across driver calls; what a thread has won there
 //! is booked and handed out under one hold of it, so that no other thread can take it in between.
 
-use super::arena::{Arena, State, Want, host_oom};
+use super::arena::{Arena, Want, host_oom};
 use super::callbacks;
-use super::grow::{Attempt, Idle};
-use super::registry;
+use super::grow::{Attempt, Idle, Why};
+use super::options::Spill;
 use super::report::Climb;
 use super::settle::{Polled, Waited};
-use crate::driver::Api;
+use super::state::State;
+use super::{registry, waiters};
+use crate::driver::{Api, lifecycle};
 use crate::error::{Result, Status};
-use crate::heap::Heap;
+use crate::heap::{Chunk, Heap, PAGE, round_up};
 use crate::logging::log_line;
-use core::cell::Cell;
+use core::time::Duration;
 use std::time::Instant;
 
 /// How often a request waits for freed memory that other threads then get. A limit, because others may go on for ever.
 const SETTLE_ROUNDS: usize = 64;
-
-/// Somebody else on the device needs `wanted` bytes: gives back to the driver at least so much of what is idle in any pool, and
-/// waits for what is freed but not finished with, and asks the callbacks, if there is less. Returns the bytes given back.
-pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
-    let arenas = || registry::all().filter(move |a| a.device() == device && !a.is_lost());
-    let mut deadline = Instant::now();
-    for arena in arenas() {
-        deadline = arena.lock()?.options.deadline().max(deadline);
-    }
-    let released = Cell::new(0u64);
-    let missing = || wanted.saturating_sub(released.get());
-    let release = |wait: bool| -> Result<bool> {
-        for arena in arenas() {
-            let least = missing();
-            if least == 0 {
-                break;
-            }
-            if wait && !arena.lock()?.is_captured() {
-                arena.wait(api, deadline, |state| Ok(state.has_idle(least)))?;
-            } else {
-                arena.poll(api);
-            }
-            released.set(released.get().saturating_add(arena.release_idle(api, least)?));
-        }
-        Ok(missing() == 0)
-    };
-    if !release(false)? && !release(true)? && !callbacks::is_inside() {
-        callbacks::ask(device, missing, |claimed| {
-            // What a callback freed through a pool is idle there now; what it gave to the driver is out of our books.
-            Ok((release(true)? || claimed >= missing()).then_some(()))
-        })?;
-    }
-    Ok(released.get())
-}
+/// How long a request that waits for frees lets the device work on before it asks again, at first and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+/// After which time it looks without a word from anybody: other processes free memory too.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Arena {
     /// Climbs the ladder for a request that the arena's lists could not serve.
@@ -82,6 +55,15 @@ impl Arena {
         let mut climb = Climb::new(self);
         let ordered = !want.key.is_device_order();
         let capturing = ordered && self.look_for_capture(api, want.key)?;
+        // Who may not wait here may not be kept from the reserve either.
+        let want = &Want { urgent: capturing, ..*want };
+        let mut may_wait = !capturing && !callbacks::is_inside() && self.lock()?.options.oom_wait_ms > 0;
+        if may_wait && waiters::any() && waiters::must_queue(self.device(), want.pool, want.size) {
+            may_wait = false;
+            if let Some(address) = climb.rung(8, || self.wait_for_frees(api, want))? {
+                return Ok(address);
+            }
+        }
         // Rung 1: the stream's own memory, then what other streams are finished with.
         let found = climb.first_rung(1, || self.search_all(api, want, capturing))?;
         if let Some(address) = found {
@@ -89,14 +71,30 @@ impl Arena {
         }
         // Rungs 2 and 3: grow; or, with much idle, remap before growing.
         let idle = if !capturing && self.is_idle_beyond_bound()? { Idle::Remap } else { Idle::Keep };
-        if let Attempt::Served(address) = climb.first_rung(2, || self.grow(api, want, idle))? {
+        let why = match climb.first_rung(2, || self.grow(api, want, idle))? {
+            Attempt::Served(address) => return Ok(address),
+            Attempt::Refused(why) => why,
+        };
+        if capturing {
+            return Err(climb.out_of_memory(api, want, true));
+        }
+        if let Some(address) = self.work_through(api, want, why, &mut climb)? {
+            self.note_recovery(want, &climb)?;
             return Ok(address);
         }
-        if !capturing && let Some(address) = self.work_through(api, want, &mut climb)? {
-            self.note_recovery(want)?;
+        // Rung 8: what other threads free.
+        if may_wait && let Some(address) = climb.rung(8, || self.wait_for_frees(api, want))? {
+            self.note_recovery(want, &climb)?;
             return Ok(address);
         }
-        Err(climb.out_of_memory(api, want, capturing))
+        // Rung 9: host memory.
+        if self.lock()?.options.spill == Spill::Host
+            && !want.own_allocation
+            && let Some(address) = climb.rung(9, || self.spill(api, want))?
+        {
+            return Ok(address);
+        }
+        Err(climb.out_of_memory(api, want, false))
     }
 
     fn search_all(&self, api: &Api, want: &Want, capturing: bool) -> Result<Option<u64>> {
@@ -109,6 +107,8 @@ impl Arena {
         self.poll(api);
         if want.own_allocation {
             self.release_own(api)?;
+        } else {
+            self.release_spilled(api)?;
         }
         if let Some(address) = self.search(want)? {
             return Ok(Some(address));
@@ -124,26 +124,35 @@ impl Arena {
     }
 
     /// Rungs 3 to 7, for a request that was refused more memory.
-    fn work_through(&self, api: &Api, want: &Want, climb: &mut Climb) -> Result<Option<u64>> {
+    fn work_through(&self, api: &Api, want: &Want, why: Why, climb: &mut Climb) -> Result<Option<u64>> {
+        let mut why = why;
+        climb.refused |= why != Why::Reserve;
         // Rung 3: remap what is idle here. A slab may do without a home now.
         let found = climb.rung(3, || match self.search_anywhere(want)? {
             Some(address) => Ok(Attempt::Served(address)),
             None => self.grow_with_idle(api, want, want.size),
         })?;
-        if let Attempt::Served(address) = found {
-            return Ok(Some(address));
+        match found {
+            Attempt::Served(address) => return Ok(Some(address)),
+            Attempt::Refused(reason) => why = reason,
         }
         // Rung 4: what is idle elsewhere on the device.
-        let found = climb.rung(4, || match self.release_elsewhere(api, want.size)? {
-            0 => Ok(Attempt::Refused),
-            _ => self.grow_with_idle(api, want, want.size),
-        })?;
-        if let Attempt::Served(address) = found {
-            return Ok(Some(address));
+        match climb.rung(4, || self.grow_with_others(api, want, why))? {
+            Attempt::Served(address) => return Ok(Some(address)),
+            Attempt::Refused(reason) => why = reason,
         }
+        // Idle memory did not do, so the reserve is taken.
+        let want = &Want { urgent: true, ..*want };
+        if why == Why::Reserve {
+            match climb.rung(2, || self.grow(api, want, Idle::Remap))? {
+                Attempt::Served(address) => return Ok(Some(address)),
+                Attempt::Refused(reason) => why = reason,
+            }
+        }
+        climb.refused = true;
         // Rung 5: what is freed but not finished with.
         let deadline = self.lock()?.options.deadline();
-        if let Some(address) = climb.rung(5, || self.settle_for(api, want, deadline))? {
+        if let Some(address) = climb.rung(5, || self.settle_for(api, want, why, deadline))? {
             return Ok(Some(address));
         }
         // Rung 6: other runtimes' caches.
@@ -155,10 +164,10 @@ impl Arena {
         }
         // Rung 7: everything idle on the device.
         climb.rung(7, || {
-            self.release_elsewhere(api, u64::MAX)?;
+            self.release_elsewhere(api, u64::MAX, why);
             match self.grow_with_idle(api, want, u64::MAX)? {
                 Attempt::Served(address) => Ok(Some(address)),
-                Attempt::Refused => self.search(want),
+                Attempt::Refused(_) => self.search(want),
             }
         })
     }
@@ -172,17 +181,20 @@ impl Arena {
     }
 
     /// Waits for what is freed but not finished with. Again while other threads win what this one waited for.
-    fn settle_for(&self, api: &Api, want: &Want, deadline: Instant) -> Result<Option<u64>> {
+    fn settle_for(&self, api: &Api, want: &Want, why: Why, deadline: Instant) -> Result<Option<u64>> {
         for _ in 0..SETTLE_ROUNDS {
             let (waited, served) = self.wait_and_search(api, want, deadline)?;
             if served.is_some() {
                 return Ok(served);
             }
-            for arena in registry::others_on(self) {
-                arena.wait(api, deadline, |_| Ok(false))?;
-            }
-            self.release_elsewhere(api, want.size)?;
             if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
+                return Ok(Some(address));
+            }
+            for arena in self.helpers(why) {
+                // One whose context is gone, or that is in trouble itself, is no help, and no reason to fail.
+                let _ = arena.wait(api, deadline, |state| Ok(state.has_idle(want.size)));
+            }
+            if let Attempt::Served(address) = self.grow_with_others(api, want, why)? {
                 return Ok(Some(address));
             }
             if waited == Waited::GaveUp || !self.lock()?.is_unsettled() {
@@ -190,6 +202,61 @@ impl Arena {
             }
         }
         Ok(None)
+    }
+
+    /// Rung 8: waits its turn, and for what other threads free.
+    fn wait_for_frees(&self, api: &Api, want: &Want) -> Result<Option<u64>> {
+        let want = &Want { urgent: true, ..*want };
+        let Some(place) = waiters::Place::take(self.device(), want.pool, want.size) else { return Ok(None) };
+        let deadline = {
+            let mut state = self.lock()?;
+            state.counters.waits = state.counters.waits.wrapping_add(1);
+            state.options.oom_deadline()
+        };
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let seen = waiters::changes();
+            let first = place.is_first();
+            if first {
+                match self.search_again(api, want)? {
+                    Attempt::Served(address) => return Ok(Some(address)),
+                    Attempt::Refused(why) => place.set_limited(why == Why::Limit),
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            // No word comes when the device is finished with something.
+            let unsettled = |arena: &Arena| arena.lock().is_ok_and(|state| state.is_unsettled());
+            if first && registry::on(self.device()).any(unsettled) {
+                place.sleep(seen, pause.min(left));
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            } else {
+                place.sleep(seen, LOOK_AGAIN.min(left));
+                pause = SHORTEST_PAUSE;
+            }
+            lifecycle::check_running()?;
+            if self.is_lost() {
+                return Err(self.lost_error());
+            }
+        }
+    }
+
+    /// Rungs 1 to 5 in short, without waiting.
+    fn search_again(&self, api: &Api, want: &Want) -> Result<Attempt> {
+        let now = Instant::now();
+        if let (_, Some(address)) = self.wait_and_search(api, want, now)? {
+            return Ok(Attempt::Served(address));
+        }
+        let why = match self.grow_with_idle(api, want, want.size)? {
+            Attempt::Refused(why) => why,
+            served => return Ok(served),
+        };
+        for arena in self.helpers(why) {
+            let _ = arena.wait(api, now, |_| Ok(false));
+        }
+        self.grow_with_others(api, want, why)
     }
 
     fn wait_and_search(&self, api: &Api, want: &Want, deadline: Instant) -> Result<(Waited, Option<u64>)> {
@@ -213,7 +280,7 @@ impl Arena {
                 }
                 match self.grow_with_idle(api, want, want.size)? {
                     Attempt::Served(address) => Ok(Some(address)),
-                    Attempt::Refused => Ok(None),
+                    Attempt::Refused(_) => Ok(None),
                 }
             },
         )
@@ -224,10 +291,13 @@ impl Arena {
         self.lock()?.search(want)
     }
 
-    fn note_recovery(&self, want: &Want) -> Result<()> {
-        let mut state = self.lock()?;
-        state.counters.oom_recovered = state.counters.oom_recovered.wrapping_add(1);
-        log_line!(Info, "device {}: worked through out of memory for {} bytes", self.device(), want.size);
+    /// Counts a request that was served although it had been refused memory.
+    fn note_recovery(&self, want: &Want, climb: &Climb) -> Result<()> {
+        if climb.refused {
+            let mut state = self.lock()?;
+            state.counters.oom_recovered = state.counters.oom_recovered.wrapping_add(1);
+            log_line!(Info, "device {}: worked through out of memory for {} bytes", self.device(), want.size);
+        }
         Ok(())
     }
 
@@ -257,7 +327,7 @@ impl Arena {
 
     /// Grows with idle memory: moved where chunks can be moved. Where that does not do, because chunks are too large for the
     /// holes or cannot be moved, `wanted` bytes of them are returned first.
-    fn grow_with_idle(&self, api: &Api, want: &Want, wanted: u64) -> Result<Attempt> {
+    pub(super) fn grow_with_idle(&self, api: &Api, want: &Want, wanted: u64) -> Result<Attempt> {
         let moves = self.mapper.range.is_some() && !want.own_allocation;
         if moves
             && wanted != u64::MAX
@@ -272,15 +342,49 @@ impl Arena {
         self.grow(api, want, Idle::Remap)
     }
 
-    fn release_elsewhere(&self, api: &Api, wanted: u64) -> Result<u64> {
+    /// Rung 4: grows with what is idle in other arenas. First they give up what is missing by the numbers; but numbers are no promise, so then as
+    /// much as the request.
+    fn grow_with_others(&self, api: &Api, want: &Want, why: Why) -> Result<Attempt> {
+        let whole = Heap::extent_for(want.size, want.align)
+            .and_then(|(len, _)| round_up(len, PAGE))
+            .unwrap_or(want.size);
+        let missing = match self.free_on_device(api) {
+            Some(free) if why != Why::Limit => {
+                let reserve = if want.urgent { 0 } else { self.reserve() };
+                whole.saturating_add(reserve).saturating_sub(free)
+            }
+            _ => whole,
+        };
+        let mut why = why;
+        for wanted in [missing.max(PAGE), whole] {
+            if self.release_elsewhere(api, wanted, why) == 0 {
+                break;
+            }
+            match self.grow_with_idle(api, want, want.size)? {
+                Attempt::Refused(reason) => why = reason,
+                served => return Ok(served),
+            }
+        }
+        Ok(Attempt::Refused(why))
+    }
+
+    /// The arenas whose idle memory helps, least recently used first: with the pool's limit in the way only the pool's own.
+    fn helpers(&self, why: Why) -> impl Iterator<Item = &'static Arena> {
+        let (here, pool) = (core::ptr::from_ref(self), self.pool());
+        registry::idlest_first(self.device())
+            .filter(move |a| !core::ptr::eq(*a, here) && (why != Why::Limit || a.pool() == pool))
+    }
+
+    fn release_elsewhere(&self, api: &Api, wanted: u64, why: Why) -> u64 {
         let mut sum = 0u64;
-        for arena in registry::others_on(self) {
+        for arena in self.helpers(why) {
             if sum >= wanted {
                 break;
             }
-            sum = sum.saturating_add(arena.release_idle(api, wanted.saturating_sub(sum))?);
+            // As above: what another arena cannot give is no failure of this request.
+            sum = sum.saturating_add(arena.release_idle(api, wanted.saturating_sub(sum)).unwrap_or(0));
         }
-        Ok(sum)
+        sum
     }
 }
 
@@ -293,10 +397,11 @@ impl State {
     }
 
     /// Whether chunks of so many bytes could be given back. Without host memory to find out, no.
-    fn has_idle(&mut self, bytes: u64) -> bool {
+    pub(super) fn has_idle(&mut self, bytes: u64) -> bool {
         self.flush();
         let mut chunks = Vec::new();
-        let idle = self.heap.collect_idle(bytes, &|s| self.done_of(s), &[], &mut chunks, &|_, _| true);
+        let ours = |chunk: &Chunk, _| !self.spilled.has(chunk.off);
+        let idle = self.heap.collect_idle(bytes, &|s| self.done_of(s), &[], &mut chunks, &ours);
         idle.is_ok_and(|idle| idle >= bytes)
     }
 
@@ -317,11 +422,5 @@ impl State {
     fn is_over_bound(&self, idle: u64) -> bool {
         let percent = u128::from(self.options.max_idle_percent);
         u128::from(idle) * 100 > u128::from(self.heap.bytes().live) * percent
-    }
-
-    /// Whether the pool would hold too much on the device with `more` bytes, of which it holds `elsewhere` in other contexts.
-    pub(super) fn is_over_limit(&self, more: u64, elsewhere: u64, total: u64) -> bool {
-        let held = self.heap.bytes().mapped.saturating_add(self.growing).saturating_add(elsewhere);
-        held.saturating_add(more) > self.options.limit(total)
     }
 }

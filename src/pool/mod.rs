@@ -9,10 +9,16 @@ mod ladder;
 pub mod options;
 mod order;
 mod owners;
+pub mod pools;
+mod reclaim;
 mod registry;
 mod release;
 pub mod report;
+mod reserve;
 mod settle;
+mod spill;
+mod state;
+mod waiters;
 
 use crate::driver::lifecycle::{self, Life};
 use crate::driver::lock::Lock;
@@ -24,6 +30,7 @@ use arena::{Arena, Release, Want, host_oom};
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use options::{Options, Order};
 use order::StreamKey;
+use pools::PoolId;
 
 pub use arena::Found;
 pub use owners::{TAG_SIZE, Tag};
@@ -31,6 +38,7 @@ pub use owners::{TAG_SIZE, Tag};
 /// A request of `pool_alloc_with`, read but not checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
+    pub pool: PoolId,
     pub size: u64,
     /// Power of two, 512 at least.
     pub align: u64,
@@ -45,7 +53,11 @@ pub struct Request {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Stats {
     pub bytes: crate::heap::Bytes,
-    pub counters: arena::Counters,
+    pub counters: state::Counters,
+    /// The device reserve.
+    pub reserve: u64,
+    /// Host memory among what is mapped.
+    pub spilled: u64,
 }
 
 /// Alignment of every block for which no other is asked.
@@ -83,12 +95,12 @@ pub fn configure(new: Options) -> Result<()> {
     lifecycle::check_running()?;
     options::check(&new)?;
     let old = config()?;
-    if old.backend != new.backend && registry::all().next().is_some() {
+    if old.backend != new.backend && registry::of_pool(PoolId::DEFAULT).next().is_some() {
         bail!(POOL_ERROR_INVALID_OPTION, "backend can no longer be changed: the pool has been used");
     }
     *CONFIG.lock() = Some(new);
     apply(&new);
-    for arena in registry::all().filter(|a| !a.is_lost()) {
+    for arena in registry::of_pool(PoolId::DEFAULT).filter(|a| !a.is_lost()) {
         arena.lock()?.options = new;
     }
     Ok(())
@@ -105,14 +117,16 @@ pub fn allocate_default(size: usize) -> Result<u64> {
         return allocate_on_stream(size, order::LEGACY);
     }
     let want = Want {
+        pool: PoolId::DEFAULT,
         size: size as u64,
         align: DEFAULT_ALIGN,
         key: StreamKey::DEVICE,
         owner: NO_OWNER,
         own_allocation: false,
+        urgent: false,
     };
-    check_size(want.size)?;
-    living(api, || registry::current(api))?.allocate(api, &want)
+    check_size(want.pool, want.size)?;
+    living(api, || registry::current(api, want.pool))?.allocate(api, &want)
 }
 
 /// `pool_alloc_async`.
@@ -136,12 +150,14 @@ pub fn allocate_on_stream(size: usize, stream: u64) -> Result<u64> {
 #[cold]
 fn allocate_on_current(size: u64, key: StreamKey) -> Result<u64> {
     let api = driver::api()?;
-    check_size(size)?;
-    let want = Want { size, align: DEFAULT_ALIGN, key, owner: NO_OWNER, own_allocation: false };
+    let pool = PoolId::DEFAULT;
+    check_size(pool, size)?;
+    let want =
+        Want { pool, size, align: DEFAULT_ALIGN, key, owner: NO_OWNER, own_allocation: false, urgent: false };
     // A stream that the only arena knows is of its context; about any other the driver is asked.
     let knows = |arena: &&'static Arena| arena.knows(key);
     with_retry(api, &want, || {
-        registry::only().filter(knows).map_or_else(|| registry::for_stream(api, key), Ok)
+        registry::only().filter(knows).map_or_else(|| registry::for_stream(api, pool, key), Ok)
     })
 }
 
@@ -151,17 +167,20 @@ pub fn allocate(request: &Request) -> Result<u64> {
         return Ok(0);
     }
     let api = driver::api()?;
-    check_size(request.size)?;
+    let pool = request.pool;
+    check_size(pool, request.size)?;
     let want = Want {
+        pool,
         size: request.size,
         align: request.align,
         key: request.stream.map_or(StreamKey::DEVICE, StreamKey::of),
         owner: request.owner,
         own_allocation: request.own_allocation,
+        urgent: false,
     };
     let find = || match request.device {
-        -1 => registry::current(api),
-        device => registry::on_device(api, registry::device(api, device)?),
+        -1 => registry::current(api, pool),
+        device => registry::on_device(api, pool, registry::device(api, device)?),
     };
     if request.stream.is_none() {
         living(api, find)?.allocate(api, &want)
@@ -171,10 +190,10 @@ pub fn allocate(request: &Request) -> Result<u64> {
 }
 
 /// Sizes that no device has, before the driver is asked anything.
-fn check_size(size: u64) -> Result<()> {
+fn check_size(pool: PoolId, size: u64) -> Result<()> {
     let largest = driver::largest_device().min(MAX_SIZE);
     if size > largest {
-        registry::count_oom();
+        registry::count_oom(pool);
         return Err(report::too_large(size, -1, largest));
     }
     Ok(())
@@ -237,7 +256,13 @@ pub fn free_on_stream(address: u64, stream: u64) -> Result<()> {
 fn name_stream(api: &Api, stream: u64) -> Result<()> {
     let key = StreamKey::of(stream);
     if key.handle > order::PER_THREAD {
-        registry::for_stream(api, key)?.look_for_capture(api, key)?;
+        let arena = registry::for_stream(api, PoolId::DEFAULT, key)?;
+        arena.look_for_capture(api, key)?;
+        // Other pools may have seen the capture too, and must see its end.
+        let others = registry::others_on(arena).filter(|a| a.mapper.context == arena.mapper.context);
+        for other in others.filter(|a| a.knows(key)) {
+            other.look_for_capture(api, key)?;
+        }
     }
     Ok(())
 }
@@ -284,12 +309,13 @@ pub fn query(address: u64) -> Result<Found> {
 }
 
 /// `pool_trim`.
-pub fn trim(device: i32, keep: u64) -> Result<u64> {
+pub fn trim(pool: PoolId, device: i32, keep: u64) -> Result<u64> {
     let api = driver::api()?;
     let device = registry::device(api, device)?;
     let mut released = 0u64;
     let mut keep = keep;
-    for arena in registry::all().filter(|a| a.device() == device && !a.is_lost()) {
+    registry::empty_retired(api, false);
+    for arena in registry::on(device).filter(|a| a.pool() == pool) {
         match arena.trim(api, keep) {
             Ok((bytes, kept)) => {
                 released = released.saturating_add(bytes);
@@ -306,25 +332,29 @@ pub fn trim(device: i32, keep: u64) -> Result<u64> {
 /// `pool_reclaim`.
 pub fn reclaim(device: i32, wanted: u64) -> Result<u64> {
     let api = driver::api()?;
-    ladder::reclaim(api, registry::device(api, device)?, wanted)
+    reclaim::reclaim(api, registry::device(api, device)?, wanted)
 }
 
 /// `pool_get_stats`.
-pub fn stats(device: i32) -> Result<Stats> {
+pub fn stats(pool: PoolId, device: i32) -> Result<Stats> {
     let api = driver::api()?;
     let device = registry::device(api, device)?;
     let mut sum = Stats::default();
-    for arena in registry::all().filter(|a| a.device() == device) {
+    for arena in registry::of_pool(pool).filter(|a| a.device() == device) {
         let state = arena.lock()?;
         // What was counted stays counted when a context goes; what was held does not.
         let bytes = if arena.is_lost() { crate::heap::Bytes::default() } else { state.heap.bytes() };
         sum.add(&bytes, &state.counters);
+        sum.spilled = sum.spilled.saturating_add(state.spilled.bytes);
+        drop(state);
+        // One for all contexts of the device.
+        sum.reserve = sum.reserve.max(arena.reserve());
     }
     Ok(sum)
 }
 
 impl Stats {
-    fn add(&mut self, bytes: &crate::heap::Bytes, counters: &arena::Counters) {
+    fn add(&mut self, bytes: &crate::heap::Bytes, counters: &state::Counters) {
         let (b, c) = (&mut self.bytes, &mut self.counters);
         for (sum, more) in [
             (&mut b.live, bytes.live),
@@ -340,6 +370,8 @@ impl Stats {
             (&mut c.frees, counters.frees),
             (&mut c.oom, counters.oom),
             (&mut c.oom_recovered, counters.oom_recovered),
+            (&mut c.waits, counters.waits),
+            (&mut c.spills, counters.spills),
         ] {
             *sum = sum.wrapping_add(more);
         }

@@ -20,6 +20,13 @@ pub enum Order {
     LegacyStream,
 }
 
+/// Where memory comes from when the device has no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spill {
+    Off,
+    Host,
+}
+
 /// The values of all options.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -33,6 +40,11 @@ pub struct Options {
     pub settle_ms: u32,
     /// 0 off to 4 debug.
     pub log: i32,
+    /// Largest device reserve; 0: the share in percent counts.
+    pub reserve_bytes: u64,
+    pub reserve_percent: u32,
+    pub oom_wait_ms: u32,
+    pub spill: Spill,
 }
 
 pub const DEFAULTS: Options = Options {
@@ -45,12 +57,17 @@ pub const DEFAULTS: Options = Options {
     // Longer than any sane kernel, shorter than a user's patience.
     settle_ms: 30_000,
     log: 0,
+    reserve_bytes: 0,
+    // A library's workspace or a few buffers, and little enough to go without.
+    reserve_percent: 5,
+    oom_wait_ms: 0,
+    spill: Spill::Off,
 };
 
 /// Largest share that `max_idle` takes, in percent: a hundred times the live bytes is as good as no bound.
 const MAX_IDLE_PERCENT: u32 = 10_000;
-/// Longest wait that `settle_ms` takes: an hour.
-const MAX_SETTLE_MS: u32 = 3_600_000;
+/// Longest wait that `settle_ms` and `oom_wait_ms` take: an hour.
+const MAX_WAIT_MS: u32 = 3_600_000;
 
 /// One option as the environment writes it.
 pub struct Spec {
@@ -108,7 +125,36 @@ pub const TABLE: &[Spec] = &[
         key: "settle_ms",
         values: "milliseconds, from 0 to 3600000",
         set: |options, value| {
-            options.settle_ms = digits(value)?.parse().ok().filter(|ms| *ms <= MAX_SETTLE_MS)?;
+            options.settle_ms = milliseconds(value)?;
+            Some(())
+        },
+    },
+    Spec {
+        key: "reserve",
+        values: "bytes such as 512MiB, or percent of the device such as 5%; 0 for none",
+        set: |options, value| {
+            (options.reserve_bytes, options.reserve_percent) =
+                if value.ends_with('%') { (0, percent(value, 100)?) } else { (bytes(value)?, 0) };
+            Some(())
+        },
+    },
+    Spec {
+        key: "oom_wait_ms",
+        values: "milliseconds, from 0 to 3600000",
+        set: |options, value| {
+            options.oom_wait_ms = milliseconds(value)?;
+            Some(())
+        },
+    },
+    Spec {
+        key: "spill",
+        values: "off or host",
+        set: |options, value| {
+            options.spill = match value {
+                "off" => Spill::Off,
+                "host" => Spill::Host,
+                _ => return None,
+            };
             Some(())
         },
     },
@@ -122,6 +168,10 @@ pub const TABLE: &[Spec] = &[
         },
     },
 ];
+
+fn milliseconds(value: &str) -> Option<u32> {
+    digits(value)?.parse().ok().filter(|ms| *ms <= MAX_WAIT_MS)
+}
 
 fn percent(value: &str, most: u32) -> Option<u32> {
     digits(value.strip_suffix('%')?)?.parse().ok().filter(|p| *p <= most)
@@ -208,8 +258,14 @@ pub fn check(options: &Options) -> Result<()> {
     if options.max_idle_percent > MAX_IDLE_PERCENT {
         return bad("max_idle_percent");
     }
-    if options.settle_ms > MAX_SETTLE_MS {
+    if options.settle_ms > MAX_WAIT_MS {
         return bad("settle_ms");
+    }
+    if options.oom_wait_ms > MAX_WAIT_MS {
+        return bad("oom_wait_ms");
+    }
+    if options.reserve_percent > 100 {
+        return bad("reserve_percent");
     }
     if !(0..=4).contains(&options.log) {
         return bad("log");
@@ -223,15 +279,32 @@ impl Options {
         Instant::now() + Duration::from_millis(u64::from(self.settle_ms))
     }
 
+    /// When a wait for other threads' frees that begins now gives up.
+    pub fn oom_deadline(&self) -> Instant {
+        Instant::now() + Duration::from_millis(u64::from(self.oom_wait_ms))
+    }
+
+    /// The largest device reserve on a device of `total` bytes.
+    pub fn reserve(&self, total: u64) -> u64 {
+        match self.reserve_bytes {
+            0 => share(total, self.reserve_percent),
+            bytes => bytes,
+        }
+    }
+
     /// The limit in bytes on a device of `total` bytes; the largest number for none.
     pub fn limit(&self, total: u64) -> u64 {
         let absolute = if self.limit_bytes == 0 { u64::MAX } else { self.limit_bytes };
         let share = match self.limit_percent {
             0 => u64::MAX,
-            percent => (u128::from(total) * u128::from(percent) / 100) as u64,
+            percent => share(total, percent),
         };
         absolute.min(share)
     }
+}
+
+fn share(total: u64, percent: u32) -> u64 {
+    (u128::from(total) * u128::from(percent) / 100) as u64
 }
 
 #[cfg(test)]
@@ -250,7 +323,8 @@ mod tests {
     #[test]
     fn reads_every_key() {
         let all = parse(
-            "limit:4GiB, limit:80%,max_idle:25%,backend:malloc,order:stream:legacy,settle_ms:7,log:info",
+            "limit:4GiB, limit:80%,max_idle:25%,backend:malloc,order:stream:legacy,settle_ms:7,log:info,\
+             reserve:1GiB,oom_wait_ms:250,spill:host",
         )
         .unwrap();
         let want = Options {
@@ -261,10 +335,17 @@ mod tests {
             order: Order::LegacyStream,
             settle_ms: 7,
             log: 3,
+            reserve_bytes: 1 << 30,
+            reserve_percent: 0,
+            oom_wait_ms: 250,
+            spill: Spill::Host,
         };
         assert_eq!(all, want);
         assert_eq!(parse("").unwrap(), DEFAULTS);
         assert_eq!(all.limit(4 << 30), (4u64 << 30) * 80 / 100);
+        assert_eq!(all.reserve(4 << 30), 1 << 30);
+        assert_eq!(parse("reserve:10%").unwrap().reserve(1000), 100);
+        assert_eq!(parse("reserve:0").unwrap().reserve(1000), 0);
     }
 
     #[test]
@@ -278,5 +359,10 @@ mod tests {
         assert!(parse("settle_ms:-1").is_err());
         assert!(parse("settle_ms:+5").is_err() && parse("max_idle:+5%").is_err());
         assert!(parse("log:loud").is_err());
+        assert!(
+            parse("reserve:101%").is_err()
+                && parse("oom_wait_ms:3600001").is_err()
+                && parse("spill:disk").is_err()
+        );
     }
 }

@@ -1,29 +1,38 @@
 //! Which arenas there are, and which one a call means.
 //!
-//! Arenas are made once for each life of a context and never unmade, so that a stale pointer can always be told. A program with one device and
+//! Arenas are made for each pool and life of a context and never unmade, so that a stale pointer can always be told; those of a pool that was
+//! destroyed serve the next one in their context. A program with one device and
 //! one context, as most are, is told apart from all others: there a stream-ordered call needs no word from the driver.
 
 use super::arena::Arena;
-use super::{config, host_oom};
+use super::host_oom;
+use super::pools::{self, PoolId};
 use crate::arena::Mapper;
 use crate::driver::context::{self, Context};
 use crate::driver::lock::Lock;
-use crate::driver::{self, Api};
+use crate::driver::{self, Api, Ctx};
 use crate::error::{NoHostMemory, Result, Status, bail, fail};
 use crate::logging::log_line;
-use crate::pool::options::Backend;
+use crate::pool::options::{Backend, Options};
 use crate::pool::order::StreamKey;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Most arenas in the life of a process. A limit, because lost ones stay known and every free may have to look at them.
 const MOST: usize = 1024;
 
 static ARENAS: [AtomicPtr<Arena>; MOST] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The arena of a program that has one device and has shown one context.
+/// The default pool's arena in a program that has one device and has shown one context.
 static ONLY: AtomicPtr<Arena> = AtomicPtr::new(ptr::null_mut());
 static ADDING: Lock<()> = Lock::new(());
+/// Counts uses of arenas, to tell which was used least recently.
+static CLOCK: AtomicU64 = AtomicU64::new(0);
+
+/// A moment in counts of uses, different from all others.
+pub fn now() -> u64 {
+    CLOCK.fetch_add(1, Relaxed).saturating_add(1)
+}
 
 /// All arenas, newest first.
 pub fn all() -> impl Iterator<Item = &'static Arena> {
@@ -34,22 +43,70 @@ pub fn all() -> impl Iterator<Item = &'static Arena> {
     })
 }
 
-/// The other arenas on the same device that are alive.
-pub fn others_on(this: &Arena) -> impl Iterator<Item = &'static Arena> {
-    let (this_at, device) = (ptr::from_ref(this), this.device());
-    all().filter(move |a| !ptr::eq(*a, this_at) && a.device() == device && !a.is_lost())
+/// Notes that the arena is used now, where there are several to choose from when memory runs out.
+#[inline]
+pub fn note_use(arena: &Arena) {
+    if COUNT.load(Relaxed) > 1 {
+        arena.set_used();
+    }
 }
 
-/// The only arena of a program that needs no more than one.
+/// The arenas on a device that are alive.
+pub fn on(device: i32) -> impl Iterator<Item = &'static Arena> {
+    all().filter(move |a| a.device() == device && !a.is_lost())
+}
+
+/// The arenas of a pool, lost ones too.
+pub fn of_pool(pool: PoolId) -> impl Iterator<Item = &'static Arena> {
+    all().filter(move |a| a.pool() == pool)
+}
+
+/// The other arenas on the same device that are alive.
+pub fn others_on(this: &Arena) -> impl Iterator<Item = &'static Arena> {
+    let this_at = ptr::from_ref(this);
+    on(this.device()).filter(move |a| !ptr::eq(*a, this_at))
+}
+
+/// Arenas that are alive on a device: those without a pool first, then the least recently used.
+pub fn idlest_first(device: i32) -> impl Iterator<Item = &'static Arena> {
+    for arena in on(device) {
+        arena.catch_up_use();
+    }
+    let order = |a: &Arena| (a.pool() != PoolId::NONE, a.used.load(Relaxed));
+    let mut before = (false, 0);
+    core::iter::from_fn(move || {
+        let rest = on(device).filter(|a| order(a) > before);
+        let next = rest.min_by_key(|a| order(a))?;
+        before = order(next);
+        Some(next)
+    })
+}
+
+/// Gives the memory of destroyed pools back as far as it is idle. With `settle` what is still in use on the device is waited for, as long
+/// as the option `settle_ms` of its pool says.
+pub fn empty_retired(api: &Api, settle: bool) {
+    for arena in all().filter(|a| a.pool() == PoolId::NONE && !a.is_lost()) {
+        if arena.lock().is_ok_and(|state| state.heap.bytes().mapped > 0) {
+            // What fails now is tried again by the next call that gets here.
+            let _ = if settle {
+                arena.trim(api, 0).map(drop)
+            } else {
+                arena.release_idle(api, u64::MAX).map(drop)
+            };
+        }
+    }
+}
+
+/// The default pool's arena, in a program that needs no more than one context.
 #[inline]
 pub fn only() -> Option<&'static Arena> {
     // SAFETY: null or an arena that is never freed.
     unsafe { ONLY.load(Acquire).as_ref() }
 }
 
-/// Whether it is that arena.
-pub fn is_only(arena: &Arena) -> bool {
-    ptr::eq(ONLY.load(Acquire), arena)
+/// Whether the arena is in that one context.
+pub fn is_only_context(arena: &Arena) -> bool {
+    only().is_some_and(|only| only.mapper.context == arena.mapper.context)
 }
 
 /// The arena that an address belongs to.
@@ -67,8 +124,8 @@ pub fn by_address(address: u64) -> Result<&'static Arena> {
 }
 
 /// Counts an out-of-memory answer that no arena was asked for, because asking which one would be a driver call.
-pub fn count_oom() {
-    if let Some(Ok(mut state)) = all().find(|a| !a.is_lost()).map(Arena::lock) {
+pub fn count_oom(pool: PoolId) {
+    if let Some(Ok(mut state)) = of_pool(pool).find(|a| !a.is_lost()).map(Arena::lock) {
         state.counters.oom = state.counters.oom.wrapping_add(1);
     }
 }
@@ -79,46 +136,49 @@ pub fn forget(arena: &Arena) {
     let _ = ONLY.compare_exchange(arena, ptr::null_mut(), AcqRel, Relaxed);
 }
 
-/// The arena of the calling thread's current context, made if there is none.
-pub fn current(api: &Api) -> Result<&'static Arena> {
-    match known(api) {
-        Some(arena) => Ok(arena),
-        None => add(api, context::current_or_primary(api)?),
-    }
+/// The living arena of a pool in a context.
+fn known(pool: PoolId, handle: Ctx) -> Option<&'static Arena> {
+    of_pool(pool).find(|a| !a.is_lost() && a.mapper.context.handle == handle)
 }
 
-/// The arena of the calling thread's current context, if there is one.
-fn known(api: &Api) -> Option<&'static Arena> {
-    match context::current_handle(api) {
+/// The living arena of a pool in a device's primary context.
+fn known_primary(pool: PoolId, device: i32) -> Option<&'static Arena> {
+    of_pool(pool).find(|a| !a.is_lost() && a.device() == device && a.mapper.context.is_primary())
+}
+
+/// The pool's arena in the calling thread's current context, made if there is none.
+pub fn current(api: &Api, pool: PoolId) -> Result<&'static Arena> {
+    let known = match context::current_handle(api) {
         // As the runtime does, a thread without a context works on device 0's primary one.
-        0 => all().find(|a| !a.is_lost() && a.device() == 0 && a.mapper.context.is_primary()),
-        handle => all().find(|a| !a.is_lost() && a.mapper.context.handle == handle),
-    }
-}
-
-/// The arena for a stream that no arena knows: of the stream's own context, where the driver tells it.
-pub fn for_stream(api: &Api, key: StreamKey) -> Result<&'static Arena> {
-    match context::of_stream(api, key.handle) {
-        Some(handle) if handle != context::current_handle(api) => {
-            match all().find(|a| !a.is_lost() && a.mapper.context.handle == handle) {
-                Some(arena) => Ok(arena),
-                None => add(api, context::by_handle(api, handle)?),
-            }
-        }
-        _ => current(api),
-    }
-}
-
-/// The arena of a device: of the current context if that is on it, else of its primary one.
-pub fn on_device(api: &Api, device: i32) -> Result<&'static Arena> {
-    let handle = context::current_handle(api);
-    if handle != 0 && context::current_device(api)? == device {
-        return current(api);
-    }
-    let known = all().find(|a| !a.is_lost() && a.device() == device && a.mapper.context.is_primary());
+        0 => known_primary(pool, 0),
+        handle => known(pool, handle),
+    };
     match known {
         Some(arena) => Ok(arena),
-        None => add(api, context::primary(api, device)?),
+        None => add(api, pool, context::current_or_primary(api)?),
+    }
+}
+
+/// The pool's arena for a stream that no arena knows: of the stream's own context, where the driver tells it.
+pub fn for_stream(api: &Api, pool: PoolId, key: StreamKey) -> Result<&'static Arena> {
+    match context::of_stream(api, key.handle) {
+        Some(handle) if handle != context::current_handle(api) => match known(pool, handle) {
+            Some(arena) => Ok(arena),
+            None => add(api, pool, context::by_handle(api, handle)?),
+        },
+        _ => current(api, pool),
+    }
+}
+
+/// The pool's arena on a device: of the current context if that is on it, else of the device's primary one.
+pub fn on_device(api: &Api, pool: PoolId, device: i32) -> Result<&'static Arena> {
+    let handle = context::current_handle(api);
+    if handle != 0 && context::current_device(api)? == device {
+        return current(api, pool);
+    }
+    match known_primary(pool, device) {
+        Some(arena) => Ok(arena),
+        None => add(api, pool, context::primary(api, device)?),
     }
 }
 
@@ -137,40 +197,74 @@ pub fn device(api: &Api, device: i32) -> Result<i32> {
     }
 }
 
-fn add(api: &Api, context: Context) -> Result<&'static Arena> {
+fn add(api: &Api, pool: PoolId, context: Context) -> Result<&'static Arena> {
     let _adding = ADDING.lock();
-    if let Some(arena) = all().find(|a| !a.is_lost() && a.mapper.context == context) {
+    if let Some(arena) = of_pool(pool).find(|a| !a.is_lost() && a.mapper.context == context) {
         return Ok(arena);
     }
     // The same handle in an earlier life: that arena's memory is gone.
-    for old in all().filter(|a| !a.is_lost() && a.mapper.context.handle == context.handle) {
+    for old in all().filter(|a| is_earlier_life(a, context)) {
         old.lose(api);
     }
-    let options = config()?;
+    let options = pools::options_of(pool)?;
+    if let Some(arena) = revive(api, pool, context, &options) {
+        return Ok(arena);
+    }
     let total = driver::total_memory(api, context.device)?;
-    let mapper = match options.backend {
-        Backend::Malloc => Mapper::with_malloc(context),
-        Backend::Vmm => Mapper::with_range(api, context, total)?,
-        Backend::Auto => match Mapper::with_range(api, context, total) {
-            Ok(mapper) => mapper,
-            Err(Status::POOL_ERROR_NOT_SUPPORTED) => {
-                log_line!(Info, "device {}: no virtual memory, chunks come from cuMemAlloc", context.device);
-                Mapper::with_malloc(context)
-            }
-            Err(status) => return Err(status),
-        },
-    };
+    let mapper = new_mapper(api, context, total, options.backend)?;
     let count = COUNT.load(Acquire);
     let Some(slot) = ARENAS.get(count) else {
-        bail!(POOL_ERROR_NOT_SUPPORTED, "contexts were destroyed or reset over {MOST} times in this process");
+        bail!(
+            POOL_ERROR_NOT_SUPPORTED,
+            "the process has used {MOST} arenas: pools in contexts, counting those that were reset"
+        );
     };
-    let arena = place(Arena::new(mapper, total, options).map_err(host_oom)?)?;
+    let arena = place(Arena::new(mapper, total, pool, options).map_err(host_oom)?)?;
     slot.store(ptr::from_ref(arena).cast_mut(), Release);
     COUNT.store(count.saturating_add(1), Release);
-    let alone = driver::device_count() == 1 && all().filter(|a| !a.is_lost()).count() == 1;
-    ONLY.store(if alone { ptr::from_ref(arena).cast_mut() } else { ptr::null_mut() }, Release);
+    find_only();
     log_line!(Info, "device {}: an arena of {} bytes, {:?}", context.device, total, arena.mapper.range);
     Ok(arena)
+}
+
+fn is_earlier_life(arena: &Arena, context: Context) -> bool {
+    !arena.is_lost() && arena.mapper.context.handle == context.handle && arena.mapper.context != context
+}
+
+/// An arena that a destroyed pool left in the context, if it can serve this one.
+fn revive(api: &Api, pool: PoolId, context: Context, options: &Options) -> Option<&'static Arena> {
+    let left = || of_pool(PoolId::NONE).filter(|a| !a.is_lost() && a.mapper.context == context);
+    left().next()?;
+    empty_retired(api, false);
+    let made_so = |a: &Arena| a.lock().is_ok_and(|state| state.options.backend == options.backend);
+    let fits = |a: &&Arena| made_so(a) || (options.backend != Backend::Malloc && a.mapper.range.is_some());
+    let arena = left().filter(fits).find(|a| a.start_over(pool, options))?;
+    arena.set_used();
+    find_only();
+    Some(arena)
+}
+
+/// Finds out whether the program has shown one device and one context, in which the default pool has an arena.
+fn find_only() {
+    let living = || all().filter(|a| !a.is_lost());
+    let only = living().find(|a| a.pool() == PoolId::DEFAULT).filter(|only| {
+        driver::device_count() == 1 && living().all(|a| a.mapper.context == only.mapper.context)
+    });
+    ONLY.store(only.map_or(ptr::null_mut(), |only| ptr::from_ref(only).cast_mut()), Release);
+}
+
+fn new_mapper(api: &Api, context: Context, total: u64, backend: Backend) -> Result<Mapper> {
+    match backend {
+        Backend::Malloc => Ok(Mapper::with_malloc(context)),
+        Backend::Vmm => Mapper::with_range(api, context, total),
+        Backend::Auto => match Mapper::with_range(api, context, total) {
+            Err(Status::POOL_ERROR_NOT_SUPPORTED) => {
+                log_line!(Info, "device {}: no virtual memory, chunks come from cuMemAlloc", context.device);
+                Ok(Mapper::with_malloc(context))
+            }
+            answer => answer,
+        },
+    }
 }
 
 /// Puts an arena where it stays for good.

@@ -3,6 +3,8 @@
 use super::arena::{Arena, host_oom};
 use super::grow::ROOM_FOR_DEBRIS;
 use super::registry;
+use super::spill::Spilled;
+use super::state::State;
 use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
 use crate::error::{NoHostMemory, Result, Status, fail};
@@ -36,16 +38,22 @@ impl Arena {
 
     /// Gives idle chunks back to the driver, least recently used first, until `wanted` bytes are. Returns the bytes.
     pub(super) fn release_idle(&self, api: &Api, wanted: u64) -> Result<u64> {
-        self.release_where(api, wanted, &|_| true)
+        self.release_spilled(api)?;
+        self.release_where(api, wanted, &|state, chunk| !state.spilled.has(chunk.off))
     }
 
-    fn release_where(&self, api: &Api, wanted: u64, which: &dyn Fn(&Chunk) -> bool) -> Result<u64> {
+    pub(super) fn release_where(
+        &self,
+        api: &Api,
+        wanted: u64,
+        which: &dyn Fn(&State, &Chunk) -> bool,
+    ) -> Result<u64> {
         self.clear_debris(api)?;
         let mut state = self.lock()?;
         state.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| host_oom(NoHostMemory))?;
         state.flush();
         let mut out = Vec::new();
-        let take = |chunk: &Chunk, _| which(chunk);
+        let take = |chunk: &Chunk, _| which(&state, chunk);
         state.heap.collect_idle(wanted, &|s| state.done_of(s), &[], &mut out, &take).map_err(host_oom)?;
         let (mut pieces, mut nodes) = (Vec::new(), Vec::new());
         pieces.try_reserve_exact(out.len()).map_err(|_| host_oom(NoHostMemory))?;
@@ -55,7 +63,8 @@ impl Arena {
             // What could be taken is released; the rest must wait for host memory.
             let Ok(node) = state.heap.begin_unmap(chunk) else { break };
             let from = state.regions.address(record.off);
-            pieces.push(Piece::mapped(record.len, record.token, from));
+            let host = state.spilled.has(record.off);
+            pieces.push(Piece { host, ..Piece::mapped(record.len, record.token, from) });
             nodes.push((chunk, node));
             state.regions.hide(record.off, true);
         }
@@ -79,6 +88,7 @@ impl Arena {
                 state.heap.commit_unmap(*node, *chunk);
                 if !self.has_in_range(piece.from) {
                     state.regions.remove(off);
+                    state.spilled.remove(off, piece.len);
                 }
                 if piece.left == Left::Nothing {
                     released = released.saturating_add(piece.len);
@@ -113,8 +123,13 @@ impl Arena {
                 continue;
             }
             for piece in run {
-                if let Err(status) = self.mapper.free(api, piece.handle, calls) {
-                    return (gone, Err(status));
+                let result = if piece.host {
+                    self.mapper.discard_host(api, piece, calls)
+                } else {
+                    self.mapper.free(api, piece.handle, calls)
+                };
+                if result.is_err() {
+                    return (gone, result);
                 }
                 gone += 1;
             }
@@ -124,17 +139,18 @@ impl Arena {
 
     /// Returns the memory of own allocations that are finished with: it serves no other request.
     pub(super) fn release_own(&self, api: &Api) -> Result<u64> {
-        self.release_where(api, u64::MAX, &|chunk| chunk.own)
+        self.release_where(api, u64::MAX, &|_, chunk| chunk.own)
     }
 
     /// Gives back idle memory until at most `keep` bytes stay cached. Returns the bytes given back, and those still cached.
     pub fn trim(&self, api: &Api, keep: u64) -> Result<(u64, u64)> {
         let deadline = self.lock()?.options.deadline();
-        if !self.lock()?.is_captured() {
+        if !self.is_captured() {
             self.wait(api, deadline, |_| Ok(false))?;
         }
         self.clear_debris(api)?;
         let excess = {
+            self.release_spilled(api)?;
             let mut state = self.lock()?;
             state.flush();
             state.heap.bytes().cached.saturating_sub(keep)
@@ -154,13 +170,15 @@ impl Arena {
         log_line!(Info, "device {}: the context is gone, and the pool's memory in it", self.device());
         let mut pieces = Vec::new();
         let in_range = |off: u64| self.mapper.range.is_some_and(|r| off < r.len);
-        for chunk in state.heap.chunks().filter(|c| in_range(c.off) && !c.moving) {
+        let ours = |c: &&Chunk| (in_range(c.off) || state.spilled.has(c.off)) && !c.moving;
+        for chunk in state.heap.chunks().filter(ours) {
             if pieces.try_reserve(1).is_err() {
                 break;
             }
-            let from = state.regions.address(chunk.off);
-            pieces.push(Piece::mapped(chunk.len, chunk.token, from));
+            let (from, host) = (state.regions.address(chunk.off), state.spilled.has(chunk.off));
+            pieces.push(Piece { host, ..Piece::mapped(chunk.len, chunk.token, from) });
         }
+        state.spilled = Spilled::default();
         let debris = core::mem::take(&mut state.debris);
         if let Ok(empty) = Heap::new() {
             state.heap = empty;
@@ -176,10 +194,16 @@ impl Arena {
     /// Returns pieces of a lost arena, each as far as the driver takes it.
     pub(super) fn discard_lost(&self, api: &Api, pieces: &mut [Piece]) {
         relaxed(api, || {
-            for piece in pieces.iter_mut().filter(|p| self.has_in_range(p.from)) {
-                let one = core::slice::from_mut(piece);
+            for piece in pieces.iter_mut().filter(|p| p.host || self.has_in_range(p.from)) {
+                let mut discard = || {
+                    if piece.host {
+                        return self.mapper.discard_host(api, piece, &mut Calls::default()).is_ok();
+                    }
+                    let one = core::slice::from_mut(piece);
+                    self.mapper.discard(api, one, &mut Calls::default()).0 > 0
+                };
                 // More than once, because there is no later occasion.
-                let gone = (0..3).any(|_| self.mapper.discard(api, one, &mut Calls::default()).0 > 0);
+                let gone = (0..3).any(|_| discard());
                 if !gone {
                     log_line!(
                         Error,

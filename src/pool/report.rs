@@ -1,8 +1,9 @@
 //! The report: an out-of-memory answer in numbers that add up, as a struct and in a sentence.
 
-use super::arena::{Arena, State, Want};
+use super::arena::{Arena, Want};
 use super::owners::{Owner, TAG_SIZE, Tag};
 use super::registry;
+use super::state::State;
 use crate::driver::{Api, relaxed};
 use crate::error::{Status, fail};
 use crate::heap::SHARED;
@@ -107,6 +108,8 @@ impl Display for Device {
 /// What the rungs of one climb gained, and how long they took.
 pub struct Climb<'a> {
     arena: &'a Arena,
+    /// The driver or the limit refused memory.
+    pub refused: bool,
     tried: u32,
     gained: [u64; RUNGS],
     micros: [u64; RUNGS],
@@ -114,7 +117,7 @@ pub struct Climb<'a> {
 
 impl<'a> Climb<'a> {
     pub fn new(arena: &'a Arena) -> Self {
-        Climb { arena, tried: 0, gained: [0; RUNGS], micros: [0; RUNGS] }
+        Climb { arena, refused: false, tried: 0, gained: [0; RUNGS], micros: [0; RUNGS] }
     }
 
     /// Bytes idle in the arena, and bytes that all pools hold on the device.
@@ -167,7 +170,7 @@ impl<'a> Climb<'a> {
 fn held_on(device: i32) -> u64 {
     registry::all()
         .filter(|arena| arena.device() == device && !arena.is_lost())
-        .filter_map(|arena| arena.lock().ok().map(|state| state.heap.bytes().mapped))
+        .filter_map(|arena| arena.lock().ok().map(|state| state.on_device()))
         .fold(0, u64::saturating_add)
 }
 
@@ -289,6 +292,8 @@ fn rung_name(rung: usize) -> &'static str {
         5 => "settle",
         6 => "callbacks",
         7 => "empty",
+        8 => "wait",
+        9 => "spill",
         _ => "?",
     }
 }

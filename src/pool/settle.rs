@@ -3,8 +3,9 @@
 //! The lock is never held across a driver call: marks are copied out, asked about, and taken off
 //! afterwards if they are still there.
 
-use super::arena::{Arena, State, host_oom};
+use super::arena::{Arena, host_oom};
 use super::order::{Mark, StreamKey, Whose};
+use super::state::State;
 use crate::driver::{Api, Event, code, is_capturing, is_non_blocking, relaxed};
 use crate::error::Result;
 use crate::heap::{SHARED, StreamId};
@@ -110,12 +111,9 @@ impl Arena {
             if state.covered >= state.heap.seq() {
                 return true;
             }
-            if state.is_captured() {
-                return false;
-            }
             state.heap.seq()
         };
-        if self.legacy_is_captured(api) {
+        if self.is_captured() || self.legacy_is_captured(api) {
             return false;
         }
         let Some(event) = self.take_event(api) else { return false };
@@ -220,14 +218,8 @@ impl Arena {
 
     /// For drivers without marks of the context: waits for all of its work. False where that cannot be done.
     pub(super) fn synchronize(&self, api: &Api) -> Result<bool> {
-        let seq = {
-            let state = self.lock()?;
-            if state.is_captured() {
-                return Ok(false);
-            }
-            state.heap.seq()
-        };
-        if self.legacy_is_captured(api) {
+        let seq = self.lock()?.heap.seq();
+        if self.is_captured() || self.legacy_is_captured(api) {
             return Ok(false);
         }
         // SAFETY: waits for the context, which is current meanwhile.

@@ -1,0 +1,45 @@
+//! Reclaim for others: a foreign allocation on the device needs memory that the pools hold.
+
+use super::{callbacks, registry, reserve};
+use crate::driver::Api;
+use crate::error::Result;
+use core::cell::Cell;
+use std::time::Instant;
+
+/// Somebody else on the device needs `wanted` bytes: gives back to the driver at least so much of what is idle in any pool, and
+/// waits for what is freed but not finished with, and asks the callbacks, if there is less. Then fills the device reserve, as far as idle memory
+/// goes. Returns the bytes given back.
+pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
+    let mut deadline = Instant::now();
+    for arena in registry::on(device) {
+        deadline = arena.lock().map_or(deadline, |state| state.options.deadline().max(deadline));
+    }
+    let released = Cell::new(0u64);
+    let missing = || wanted.saturating_sub(released.get());
+    let release = |wait: bool| -> Result<bool> {
+        for arena in registry::idlest_first(device) {
+            let least = missing();
+            if least == 0 {
+                break;
+            }
+            if wait && !arena.is_captured() {
+                // An arena whose context is gone, or that is in trouble itself, has nothing to give; the others have.
+                let _ = arena.wait(api, deadline, |state| Ok(state.has_idle(least)));
+            } else {
+                arena.poll(api);
+            }
+            let more = arena.release_idle(api, least).unwrap_or(0);
+            released.set(released.get().saturating_add(more));
+        }
+        Ok(missing() == 0)
+    };
+    if !release(false)? && !release(true)? && !callbacks::is_inside() {
+        callbacks::ask(device, missing, |claimed| {
+            // What a callback freed through a pool is idle there now; what it gave to the driver is out of our books.
+            Ok((release(true)? || claimed >= missing()).then_some(()))
+        })?;
+    }
+    reserve::note_demand(device, wanted);
+    let more = reserve::refill(api, device, wanted);
+    Ok(released.get().saturating_add(more))
+}

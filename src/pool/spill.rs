@@ -1,0 +1,120 @@
+//! Rung 9: host memory in place of device memory. Slow, so it serves the one request that asked and goes back to the driver once that block is
+//! freed; it is never idle memory for others, and no bytes of the device.
+
+use super::arena::{Arena, Want, host_oom};
+use super::grow::ROOM_FOR_DEBRIS;
+use super::state::State;
+use crate::arena::{Calls, Left, Piece};
+use crate::driver::{Api, relaxed};
+use crate::error::{NoHostMemory, Result, Status};
+use crate::heap::{Heap, PAGE, block_flags, round_up};
+use crate::logging::log_line;
+
+/// The chunks of an arena that are host memory.
+#[derive(Default)]
+pub struct Spilled {
+    /// Their offsets.
+    chunks: Vec<u64>,
+    pub bytes: u64,
+}
+
+impl Spilled {
+    fn reserve(&mut self) -> Result<()> {
+        self.chunks.try_reserve(1).map_err(|_| host_oom(NoHostMemory))
+    }
+
+    fn add(&mut self, off: u64, len: u64) {
+        self.chunks.push(off);
+        self.bytes = self.bytes.saturating_add(len);
+    }
+
+    pub fn has(&self, off: u64) -> bool {
+        !self.chunks.is_empty() && self.chunks.contains(&off)
+    }
+
+    /// Forgets the chunk at `off`, if it is one.
+    pub fn remove(&mut self, off: u64, len: u64) {
+        if let Some(at) = self.chunks.iter().position(|chunk| *chunk == off) {
+            self.chunks.swap_remove(at);
+            self.bytes = self.bytes.saturating_sub(len);
+        }
+    }
+}
+
+impl Arena {
+    /// Serves the request with host memory, if the driver has such for the device.
+    pub(super) fn spill(&self, api: &Api, want: &Want) -> Result<Option<u64>> {
+        let whole = Heap::extent_for(want.size, want.align).and_then(|(len, _)| round_up(len, PAGE));
+        let Some(len) = whole else { return Ok(None) };
+        {
+            let mut state = self.lock()?;
+            state.regions.reserve(len).map_err(host_oom)?;
+            state.spilled.reserve()?;
+            state.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| host_oom(NoHostMemory))?;
+        }
+        let mut calls = Calls::default();
+        let mut piece = Piece::fresh(len);
+        let made = self.mapper.create_on_host(api, &mut piece, want.align.max(PAGE), &mut calls);
+        let mut state = self.lock()?;
+        state.counters.calls.add(calls);
+        if piece.left != Left::Nothing {
+            state.keep_one(piece, Vec::new());
+        }
+        match made {
+            Ok(()) => {}
+            // No such memory, or none left: the answer is that of the device.
+            Err(Status::POOL_ERROR_NOT_SUPPORTED | Status::POOL_ERROR_OUT_OF_MEMORY) => return Ok(None),
+            Err(status) => return Err(status),
+        }
+        let booked = if self.is_lost() { Err(self.lost_error()) } else { state.book_spilled(&piece, want) };
+        drop(state);
+        match booked {
+            Ok(address) => {
+                log_line!(
+                    Warn,
+                    "device {}: {} bytes were served with host memory (spill:host), which is slow",
+                    self.device(),
+                    want.size
+                );
+                Ok(Some(address))
+            }
+            Err(status) => {
+                let mut calls = Calls::default();
+                let gone = relaxed(api, || self.mapper.discard_host(api, &mut piece, &mut calls));
+                let mut state = self.lock()?;
+                state.counters.calls.add(calls);
+                if gone.is_err() || piece.left != Left::Nothing {
+                    state.keep_one(piece, Vec::new());
+                }
+                Err(status)
+            }
+        }
+    }
+
+    /// Returns what is freed and finished with of the host's memory.
+    pub(super) fn release_spilled(&self, api: &Api) -> Result<()> {
+        if self.lock()?.spilled.bytes > 0 {
+            self.release_where(api, u64::MAX, &|state, chunk| state.spilled.has(chunk.off))?;
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Books a chunk of host memory as the block that it was made for. After an error nothing is booked.
+    fn book_spilled(&mut self, piece: &Piece, want: &Want) -> Result<u64> {
+        let mut info = self.block_info(want)?;
+        info.flags |= block_flags::OWN_ALLOCATION;
+        // Again, because others may have taken the room that was made before the driver was called.
+        self.regions.reserve(piece.len).map_err(host_oom)?;
+        self.spilled.reserve()?;
+        let off = self.regions.add(piece.from, piece.len);
+        if self.heap.add_chunk_region(off, piece.len, piece.handle, Some(info)).is_err() {
+            self.regions.remove(off);
+            return Err(host_oom(NoHostMemory));
+        }
+        self.spilled.add(off, piece.len);
+        self.counters.spills = self.counters.spills.wrapping_add(1);
+        Ok(self.handed_out(off, want, info.owner))
+    }
+}
