@@ -228,12 +228,19 @@ fn reservation_of(memory: &mut Memory, base: u64, end: u64) -> Res<&mut Reservat
     Ok(reservation)
 }
 
+/// Where to start looking for mappings that reach past `base`: the last one that begins at or below it. So a call
+/// costs no more the more is mapped elsewhere.
+fn first_near(reservation: &Reservation, base: u64) -> u64 {
+    reservation.mappings.range(..=base).next_back().map_or(base, |(&start, _)| start)
+}
+
 /// The bases of the mappings that make up exactly this range.
 fn whole_mappings(reservation: &Reservation, base: u64, end: u64) -> Res<Vec<u64>> {
     let overlapping = |(&start, mapping): (&u64, &Mapping)| {
         (start + mapping.size > base).then_some((start, start + mapping.size))
     };
-    let found: Vec<(u64, u64)> = reservation.mappings.range(..end).filter_map(overlapping).collect();
+    let near = reservation.mappings.range(first_near(reservation, base)..end);
+    let found: Vec<(u64, u64)> = near.filter_map(overlapping).collect();
     if found.iter().any(|&(start, stop)| start < base || stop > end) {
         report::misuse(&format!(
             "cuMemUnmap of {base:#x} (+{:#x}), which takes only a part of a mapping",
@@ -297,9 +304,10 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
     }
     let mut memory = memory::writing();
     let reservation = reservation_of(&mut memory, base, end)?;
+    let first = first_near(reservation, base);
     let covered: u64 = reservation
         .mappings
-        .range(..end)
+        .range(first..end)
         .map(|(&start, mapping)| (start + mapping.size).min(end).saturating_sub(start.max(base)))
         .sum();
     if covered != size {
@@ -309,7 +317,7 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
         return Err(code::INVALID_VALUE);
     }
     let mut runs: Vec<(u64, u64, i32)> = Vec::new();
-    for (&start, mapping) in reservation.mappings.range_mut(..end) {
+    for (&start, mapping) in reservation.mappings.range_mut(first..end) {
         if start + mapping.size <= base {
             continue;
         }
@@ -333,7 +341,7 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
     let result = runs.into_iter().try_for_each(apply);
     if result.is_err() {
         // Rights that the host did not grant must not be believed: the whole range has none.
-        for (&start, mapping) in reservation.mappings.range_mut(..end) {
+        for (&start, mapping) in reservation.mappings.range_mut(first..end) {
             let inside = |(&at, _): &(&u64, &mut Segment)| (base..end).contains(&(start + at));
             let segments = mapping.segments.iter_mut().filter(inside);
             segments.for_each(|(_, segment)| segment.rights = NO_RIGHTS);
