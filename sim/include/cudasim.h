@@ -38,6 +38,13 @@ uint64_t cudasim_call_count(const char *name);
 void cudasim_reset_counts(void);
 
 /*
+ * Whether the processor time that calls take on the thread that makes them is counted (it is not, until this is called),
+ * and how many nanoseconds it was; cudasim_reset_counts starts these anew too.
+ */
+void cudasim_time_calls(int on);
+uint64_t cudasim_call_time(const char *name);
+
+/*
  * Makes the nth call of that name from now on (1: the next one) answer `code` and do nothing; with `sticky`, all later
  * ones too. nth 0 forgets the rules made for exactly this name ("*": all rules).
  */

@@ -100,6 +100,7 @@ pub struct Call {
     /// Which of the rare paths below this call must look at; 0 for nearly all calls.
     special: AtomicU32,
     latency_ns: AtomicU64,
+    spent_ns: AtomicU64,
 }
 
 /// The call takes time.
@@ -108,10 +109,13 @@ pub const SLOW: u32 = 1;
 pub const FAILING: u32 = 2;
 /// The call is newer than the driver version that is played.
 pub const TOO_NEW: u32 = 4;
+/// The time that the call takes is counted.
+pub const TIMED: u32 = 8;
 
 impl Call {
     pub const fn new(name: &'static str) -> Call {
-        Call { name, count: AtomicU64::new(0), special: AtomicU32::new(0), latency_ns: AtomicU64::new(0) }
+        let (count, special) = (AtomicU64::new(0), AtomicU32::new(0));
+        Call { name, count, special, latency_ns: AtomicU64::new(0), spent_ns: AtomicU64::new(0) }
     }
 
     /// Whether `wanted` names this call: exactly, by its base name, or as `*`.
@@ -123,8 +127,14 @@ impl Call {
         self.count.load(Ordering::Relaxed)
     }
 
+    /// What it took while it was timed.
+    pub fn spent_ns(&self) -> u64 {
+        self.spent_ns.load(Ordering::Relaxed)
+    }
+
     pub fn reset(&self) {
         self.count.store(0, Ordering::Relaxed);
+        self.spent_ns.store(0, Ordering::Relaxed);
     }
 
     pub fn set_latency(&self, nanoseconds: u64) {
@@ -176,6 +186,7 @@ pub fn enter(call: &'static Call, needs_init: bool, body: impl FnOnce() -> Res) 
 #[cold]
 fn enter_special(call: &'static Call, special: u32, needs_init: bool, body: impl FnOnce() -> Res) -> i32 {
     let start = Instant::now();
+    let timed = (special & TIMED != 0).then(thread_ns);
     let result = if special & TOO_NEW != 0 {
         code::NOT_SUPPORTED
     } else {
@@ -188,7 +199,18 @@ fn enter_special(call: &'static Call, special: u32, needs_init: bool, body: impl
         let nanoseconds = call.latency_ns.load(Ordering::Relaxed);
         knobs::pass_time(start, std::time::Duration::from_nanos(nanoseconds));
     }
+    if let Some(before) = timed {
+        call.spent_ns.fetch_add(thread_ns().saturating_sub(before), Ordering::Relaxed);
+    }
     result
+}
+
+/// The processor time of the calling thread: other programs on the machine do not count.
+fn thread_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a local.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
 }
 
 #[inline]

@@ -92,6 +92,19 @@ pub extern "C" fn cudasim_reset_counts() {
     all_exports().for_each(|entry| entry.call.reset());
 }
 
+#[no_mangle]
+pub extern "C" fn cudasim_time_calls(on: i32) {
+    all_exports().for_each(|entry| entry.call.mark(crate::call::TIMED, on != 0));
+}
+
+/// # Safety
+/// `name` is NULL or a terminated string.
+#[no_mangle]
+pub unsafe extern "C" fn cudasim_call_time(name: *const c_char) -> u64 {
+    let Some(name) = known(name) else { return 0 };
+    all_exports().filter(|entry| entry.call.is_named(&name)).map(|entry| entry.call.spent_ns()).sum()
+}
+
 /// # Safety
 /// `name` is NULL or a terminated string.
 #[no_mangle]

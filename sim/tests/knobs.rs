@@ -67,6 +67,23 @@ tests! {
         assert_eq!(cu.calls("cuNoSuchCall"), 0);
     }
 
+    calls_are_timed_once_that_is_asked_for [] {
+        let cu = Cuda::start();
+        let time = |name: &std::ffi::CStr| cu.cudasim_call_time(name.as_ptr());
+        ok(cu.cuMemFree_v2(cu.alloc(512)));
+        assert_eq!(time(c"*"), 0);
+        cu.cudasim_time_calls(1);
+        let block = cu.alloc(512);
+        let alloc = time(c"cuMemAlloc");
+        ok(cu.cuMemFree_v2(block));
+        assert!(alloc > 0 && time(c"cuMemFree") > 0);
+        assert_eq!((time(c"cuMemAlloc"), time(c"*")), (alloc, alloc + time(c"cuMemFree")));
+        cu.cudasim_time_calls(0);
+        cu.cudasim_reset_counts();
+        cu.alloc(512);
+        assert_eq!((time(c"*"), cu.calls("cuMemAlloc")), (0, 1));
+    }
+
     latency_from_the_environment ["CUDASIM_LATENCY" = "cuMemAlloc=3ms,cuMemFree=200us"] {
         let cu = Cuda::start();
         let start = Instant::now();

@@ -209,6 +209,8 @@ api! {
     cudasim_peak_bytes(device: i32) -> u64;
     cudasim_set_memory(device: i32, bytes: u64) -> i32;
     cudasim_call_count(name: *const c_char) -> u64;
+    cudasim_time_calls(on: i32) -> ();
+    cudasim_call_time(name: *const c_char) -> u64;
     cudasim_reset_counts() -> ();
     cudasim_fail(name: *const c_char, nth: u64, sticky: i32, code: i32) -> i32;
     cudasim_set_latency(name: *const c_char, nanoseconds: u64) -> i32;
