@@ -353,6 +353,48 @@ static void dead_blocks(void) {
   }
 }
 
+static int owns(const void *ptr) {
+  int owned = 12345;
+  CHECK_STATUS(POOL_OK, pool_owns(ptr, &owned));
+  CHECK(owned == 0 || owned == 1);
+  return owned;
+}
+
+/* Whose an address is, whether a block is live there or not; without a driver call. */
+static void memory_has_an_owner(void) {
+  static const size_t sizes[] = {100, 40000, 10 << 20};
+  CUdeviceptr foreign = 0;
+  size_t i;
+  CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, pool_owns(&foreign, NULL));
+  CHECK(!owns(NULL));
+  CHECK(!owns(&foreign));
+  CHECK(!owns((void *)UINTPTR_MAX));
+  CU(MemAlloc(&foreign, MIB));
+  CHECK(!owns((void *)(uintptr_t)foreign));
+  for (i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    pool_request request = request_of(sizes[i]);
+    void *block = NULL, *own = NULL;
+    uint64_t calls;
+    request.flags = POOL_REQUEST_OWN_ALLOCATION;
+    CHECK_STATUS(POOL_OK, pool_alloc(&block, sizes[i]));
+    CHECK_STATUS(POOL_OK, pool_alloc_with(&own, &request));
+    calls = calls_of("*");
+    CHECK(owns(block) && owns((char *)block + sizes[i] - 1));
+    CHECK(owns(own) && owns((char *)own + sizes[i] - 1));
+    CHECK(!owns((void *)(uintptr_t)foreign));
+    CHECK_EQ(calls_of("*") - calls, 0);
+    CHECK_STATUS(POOL_OK, pool_free_async(block, NULL));
+    CHECK_STATUS(POOL_OK, pool_free_async(own, NULL));
+    CHECK(owns(block) && owns(own));
+    CU(CtxSynchronize());
+    CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));
+    /* It went back to the driver, which may give the address to anyone. */
+    CHECK(!owns(own));
+  }
+  CU(MemFree(foreign));
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
 static void *free_in_thread(void *block) {
   return (void *)(intptr_t)pool_free(block);
 }
@@ -392,6 +434,7 @@ int main(void) {
   RUN(pointers_that_are_no_blocks);
   RUN(interior_pointers_of_small_blocks);
   RUN(dead_blocks);
+  RUN(memory_has_an_owner);
   RUN(free_from_another_thread);
   return driver_result();
 }

@@ -51,6 +51,7 @@ static void child_of_a_process_that_never_called_the_library(void) {
 static int every_function_says_forked(void) {
   pool_request request = request_of(100);
   pool_block_info info;
+  int owned = 7;
   pool_stats stats;
   pool_options options;
   char why[200] = "";
@@ -73,6 +74,8 @@ static int every_function_says_forked(void) {
   info.struct_size = sizeof info;
   CHECK_STATUS(POOL_ERROR_FORKED, pool_query(parents_block, &info));
   CHECK(info.base == NULL);
+  CHECK_STATUS(POOL_ERROR_FORKED, pool_owns(parents_block, &owned));
+  CHECK_EQ(owned, 0);
   stats.struct_size = sizeof stats;
   CHECK_STATUS(POOL_ERROR_FORKED, pool_get_stats(NULL, 0, &stats));
   CHECK_STATUS(POOL_ERROR_FORKED, pool_trim(NULL, 0, 0, &released));

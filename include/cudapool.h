@@ -698,6 +698,17 @@ enum pool_status pool_use_on_stream(void *ptr,
 enum pool_status pool_query(const void *ptr, struct pool_block_info *info);
 
 /**
+ * Tells whether an address lies in memory that the library manages: in a block that is live, or in one that was freed while the memory has
+ * not gone back to the driver. For those who stand between a program and the driver, and must not hand the driver what is not its own.
+ *
+ * @param ptr Any address.
+ * @param owned Receives 1 or 0.
+ * @return `POOL_OK` for any address; no driver call is made.
+ */
+enum pool_status pool_owns(const void *ptr,
+                           int *owned);
+
+/**
  * Gives idle memory back to the driver until at most `keep_bytes` stay cached. Waits (bounded by the
  * option `settle_ms`) for freed memory that the device may still be using; during a stream capture (see
  * `pool_use_on_stream`) it does not wait.

@@ -41,12 +41,12 @@ pub unsafe fn optional_out<'a>(out: *mut usize) -> Option<&'a mut usize> {
 ///
 /// # Safety
 /// `out` is NULL or points to a writable number.
-pub unsafe fn out_id<'a>(out: *mut u64) -> Result<&'a mut u64> {
+pub unsafe fn out_number<'a, T: Default>(out: *mut T) -> Result<&'a mut T> {
     // SAFETY: the caller's promise.
     let Some(out) = (unsafe { out.as_mut() }) else {
         bail!(POOL_ERROR_INVALID_ARGUMENT, "the place for the number is NULL");
     };
-    *out = 0;
+    *out = T::default();
     Ok(out)
 }
 

@@ -139,6 +139,22 @@ pub unsafe extern "C" fn pool_query(ptr: *const c_void, info: *mut pool_block_in
     })
 }
 
+/// Tells whether an address lies in memory that the library manages: in a block that is live, or in one that was freed while the memory has
+/// not gone back to the driver. For those who stand between a program and the driver, and must not hand the driver what is not its own.
+///
+/// @param ptr Any address.
+/// @param owned Receives 1 or 0.
+/// @return `POOL_OK` for any address; no driver call is made.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_owns(ptr: *const c_void, owned: *mut c_int) -> pool_status {
+    guard(|| {
+        // SAFETY: the caller passes NULL or a place for an integer.
+        let owned = unsafe { convert::out_number(owned) }?;
+        *owned = c_int::from(crate::pool::owns(ptr as u64)?);
+        Ok(())
+    })
+}
+
 /// Gives idle memory back to the driver until at most `keep_bytes` stay cached. Waits (bounded by the
 /// option `settle_ms`) for freed memory that the device may still be using; during a stream capture (see
 /// `pool_use_on_stream`) it does not wait.
@@ -206,7 +222,7 @@ pub unsafe extern "C" fn pool_add_reclaim_callback(
 ) -> pool_status {
     guard(|| {
         // SAFETY: the caller passes NULL or a place for a number.
-        let id = unsafe { convert::out_id(id) }?;
+        let id = unsafe { convert::out_number(id) }?;
         let callback = convert::callback(r#fn)?;
         *id = crate::pool::callbacks::add(callback, user, priority)?;
         Ok(())

@@ -308,6 +308,14 @@ pub fn query(address: u64) -> Result<Found> {
     arena.query(address)
 }
 
+/// `pool_owns`.
+pub fn owns(address: u64) -> Result<bool> {
+    match lifecycle::life() {
+        Life::Forked => lifecycle::check_running().map(|()| false),
+        _ => Ok(registry::owns(address)),
+    }
+}
+
 /// `pool_trim`.
 pub fn trim(pool: PoolId, device: i32, keep: u64) -> Result<u64> {
     let api = driver::api()?;

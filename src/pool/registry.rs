@@ -123,6 +123,13 @@ pub fn by_address(address: u64) -> Result<&'static Arena> {
     found.ok_or_else(|| super::arena::not_a_block(address))
 }
 
+/// Whether the address is in memory of any arena. What `cuMemAlloc` gave goes with its context, and the driver may give the address to
+/// somebody else.
+pub fn owns(address: u64) -> bool {
+    let living = || all().filter(|a| !a.is_lost());
+    all().any(|a| a.has_in_range(address)) || living().any(|a| a.has_in_chunks(address))
+}
+
 /// Counts an out-of-memory answer that no arena was asked for, because asking which one would be a driver call.
 pub fn count_oom(pool: PoolId) {
     if let Some(Ok(mut state)) = of_pool(pool).find(|a| !a.is_lost()).map(Arena::lock) {
