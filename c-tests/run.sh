@@ -52,6 +52,10 @@ hostoom         240 CUDAPOOL_CONF=backend:malloc
 waiting          60 -
 waiting          60 CUDAPOOL_CONF=backend:malloc
 waiting          60 CUDASIM_DRIVER_VERSION=11040
+wait             90 -
+wait             90 CUDAPOOL_CONF=backend:malloc
+wait             90 CUDASIM_DRIVER_VERSION=11040
+wait_minute     120 -
 threads         120 -
 threads         120 CUDAPOOL_CONF=backend:malloc
 exit_atexit      20 -
