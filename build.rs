@@ -17,7 +17,7 @@ fn main() {
     let out = PathBuf::from(env::var("OUT_DIR").unwrap()).join("cudapool.h");
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for file in ["ffi/constants.rs", "error.rs", "ffi/types.rs", "ffi/functions.rs"] {
+    for file in ["ffi/constants.rs", "error.rs", "ffi/types.rs", "ffi/functions.rs", "ffi/adapters.rs"] {
         builder = builder.with_src(root.join("src").join(file));
     }
     builder.generate().unwrap().write_to_file(&out);

@@ -71,6 +71,10 @@ context_lost     60 CUDAPOOL_CONF=backend:malloc
 context_second   60 -
 context_second   60 CUDAPOOL_CONF=backend:malloc
 options          90 -
+adapters         60 -
+adapters         60 CUDAPOOL_CONF=backend:malloc
+adapters         60 CUDASIM_DEVICES=2
+adapters         60 CUDASIM_DRIVER_VERSION=11040
 '
 
 passed=0

@@ -804,6 +804,14 @@ enum pool_status pool_get_oom_info(struct pool_oom_info *info);
 size_t pool_last_error(char *buf, size_t len);
 
 /**
+ * The status of the calling thread's last failure, for functions that cannot return one (the adapters). A call that succeeds does
+ * not clear it.
+ *
+ * @return `POOL_OK` if nothing has failed yet.
+ */
+enum pool_status pool_last_status(void);
+
+/**
  * The name of a status code as it stands in this header. Any integer is answered; the text is
  * static and never NULL.
  */
@@ -839,6 +847,83 @@ enum pool_status pool_configure(const struct pool_options *options);
  * `POOL_VERSION_*`.
  */
 uint32_t pool_version(void);
+
+/**
+ * PyTorch, `CUDAPluggableAllocator`: allocates `size` bytes on `device`, ordered by `stream`. The blocks have the owner tag `torch`.
+ *
+ * In the mode of `torch.cuda.MemPool` a NULL reaches the user as `torch.OutOfMemoryError`. As the allocator of the whole process it must
+ * not be used bare: there PyTorch takes NULL for the memory of a tensor. `examples/torch/extension.cpp` wraps it so that PyTorch's own
+ * error is thrown.
+ *
+ * @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying why.
+ */
+void *pool_torch_alloc(size_t size,
+                       int device,
+                       struct CUstream_st *stream);
+
+/**
+ * PyTorch: frees a block of `pool_torch_alloc`, ordered by `stream`. `size` and `device` are not looked at: the pool knows them.
+ */
+void pool_torch_free(void *ptr,
+                     size_t size,
+                     int device,
+                     struct CUstream_st *stream);
+
+/**
+ * PyTorch, `set_reset_fn`: what `torch.cuda.empty_cache()` means. Gives all idle memory of the default pool, on every device, back to
+ * the driver.
+ */
+void pool_torch_reset(void);
+
+/**
+ * PyTorch, `set_record_stream_fn`: what `tensor.record_stream(stream)` means, without which it does nothing. As `pool_use_on_stream`.
+ */
+void pool_torch_record_stream(void *ptr,
+                              struct CUstream_st *stream);
+
+/**
+ * PyTorch, `set_memory_fraction_fn`: what `torch.cuda.set_per_process_memory_fraction(fraction, device)` means. Sets the option `limit` of
+ * the default pool to that share of the device, in whole percent (1 at least; 1.0 lifts a share that was set before). The pool has one
+ * limit, so it holds on every device. A fraction that is not between 0 and 1 changes nothing and is logged.
+ */
+void pool_torch_memory_fraction(double fraction,
+                                int device);
+
+/**
+ * CuPy, `CFunctionAllocator`: allocates `size` bytes on `device`. CuPy names no stream, so the block is ordered as those of `pool_alloc`.
+ * The blocks have the owner tag `cupy`. CuPy takes NULL for an array at address 0: `examples/python/cudapool_cupy.py` is the safer way,
+ * and frees stream-ordered.
+ *
+ * @param param A pool, or NULL (0 in Python) for the default pool.
+ * @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying why.
+ */
+void *pool_cupy_alloc(void *param,
+                      size_t size,
+                      int device);
+
+/**
+ * CuPy: frees a block of `pool_cupy_alloc`, as `pool_free` does. `param` and `device` are not looked at.
+ */
+void pool_cupy_free(void *param, void *ptr, int device);
+
+/**
+ * ONNX Runtime, provider option `gpu_external_alloc`: allocates `size` bytes on the current device. It names no stream, so the block is
+ * ordered as those of `pool_alloc`. The blocks have the owner tag `onnxruntime`.
+ *
+ * @return The block; NULL for size 0, and on failure, which ONNX Runtime turns into an error of its own.
+ */
+void *pool_ort_alloc(size_t size);
+
+/**
+ * ONNX Runtime, provider option `gpu_external_free`: frees a block of `pool_ort_alloc`, as `pool_free` does.
+ */
+void pool_ort_free(void *ptr);
+
+/**
+ * ONNX Runtime, provider option `gpu_external_empty_cache`: gives all idle memory of the default pool, on every device, back to the
+ * driver.
+ */
+void pool_ort_empty_cache(void);
 
 #ifdef __cplusplus
 }  // extern "C"

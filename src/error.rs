@@ -61,6 +61,7 @@ pub type Result<T> = core::result::Result<T, Status>;
 const LAST_ERROR_CAPACITY: usize = 1536;
 
 struct LastError {
+    status: Status,
     len: usize,
     text: [u8; LAST_ERROR_CAPACITY],
 }
@@ -68,7 +69,7 @@ struct LastError {
 // Const-initialised and without Drop: a destructor would be registered through an allocation that
 // cannot fail gracefully, and would run after a dlclose.
 thread_local! {
-    static LAST: UnsafeCell<LastError> = const { UnsafeCell::new(LastError { len: 0, text: [0; LAST_ERROR_CAPACITY] }) };
+    static LAST: UnsafeCell<LastError> = const { UnsafeCell::new(LastError { status: Status::POOL_OK, len: 0, text: [0; LAST_ERROR_CAPACITY] }) };
 }
 
 impl Write for LastError {
@@ -99,11 +100,17 @@ fn with_last<R>(f: impl FnOnce(&mut LastError) -> R) -> Option<R> {
 #[cold]
 pub fn fail(status: Status, message: fmt::Arguments<'_>) -> Status {
     with_last(|last| {
+        last.status = status;
         last.len = 0;
         // Writing to the fixed buffer cannot fail; a broken Display impl only shortens the text.
         let _ = last.write_fmt(message);
     });
     status
+}
+
+/// The status of the calling thread's last error; success if there was none.
+pub fn last_status() -> Status {
+    with_last(|last| last.status).unwrap_or(Status::POOL_OK)
 }
 
 /// Copies the calling thread's last error into `buf`, cut to fit and terminated, and returns its
@@ -146,6 +153,7 @@ mod tests {
         assert_eq!(last_error(&mut four), 6);
         assert_eq!(&four, b"abc\0");
         assert_eq!(last_error(&mut []), 6);
+        assert_eq!(last_status(), Status::POOL_ERROR_INTERNAL);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The exported functions: the only `extern "C"` in the library.
+//! The exported functions: with those of `adapters`, the only `extern "C"` in the library.
 //!
 //! Each one writes its out-parameters first, checks its arguments, and runs the rest inside
 //! `guard`, which turns errors and caught panics into a status.
@@ -310,6 +310,15 @@ pub unsafe extern "C" fn pool_last_error(buf: *mut c_char, len: usize) -> usize 
     // SAFETY: the caller passes NULL or `len` bytes.
     let buf = unsafe { convert::text_buffer(buf, len) };
     crate::error::last_error(buf)
+}
+
+/// The status of the calling thread's last failure, for functions that cannot return one (the adapters). A call that succeeds does
+/// not clear it.
+///
+/// @return `POOL_OK` if nothing has failed yet.
+#[unsafe(no_mangle)]
+pub extern "C" fn pool_last_status() -> pool_status {
+    crate::error::last_status()
 }
 
 /// The name of a status code as it stands in this header. Any integer is answered; the text is

@@ -106,6 +106,17 @@ pub fn configure(new: Options) -> Result<()> {
     Ok(())
 }
 
+/// Makes the option `limit` a share of the device; 0 percent for none.
+pub fn limit_to_percent(percent: u32) -> Result<()> {
+    configure(Options { limit_percent: percent, ..config()? })
+}
+
+/// The stream that the plain calls are ordered by; `None` for device order.
+pub fn plain_stream() -> Result<Option<u64>> {
+    config()?;
+    Ok(PLAIN_IS_LEGACY.load(Relaxed).then_some(order::LEGACY))
+}
+
 /// `pool_alloc`.
 pub fn allocate_default(size: usize) -> Result<u64> {
     if size == 0 {
