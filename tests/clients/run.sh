@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Runs real CUDA clients on the simulated driver: NVIDIA's cuda-bindings, and numba-cuda where it can be had.
+# Runs real CUDA clients on the simulated driver: NVIDIA's cuda-bindings, and numba-cuda and cuda.core where they can be
+# had, these two also with their memory from the pool (examples/python).
 #
 # One line per check; "skipped:" lines where packages cannot be had. Exit code 1 if a check fails, 77 if
-# nothing could be checked. CUDASIM_LIBRARY names a build of the simulated driver in another place.
+# nothing could be checked. CUDASIM_LIBRARY names a build of the simulated driver in another place,
+# CUDAPOOL_LIBRARY one of the library.
 set -euo pipefail
 
 readonly LIMIT_S=120
@@ -10,6 +12,7 @@ readonly LIMIT_S=120
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 simulated=${CUDASIM_LIBRARY:-$root/target/sim/libcuda.so.1}
+export CUDAPOOL_LIBRARY=${CUDAPOOL_LIBRARY:-$root/target/release/libcudapool.so}
 output=$root/target/clients.log
 failed=0
 
@@ -28,7 +31,8 @@ main() {
     python=$(tail -n 1 <<<"$answer")
 
     # The clients must find this driver and no other, as it is by default.
-    unset LD_PRELOAD CUDA_VISIBLE_DEVICES NUMBA_CUDA_DRIVER
+    unset LD_PRELOAD CUDA_VISIBLE_DEVICES NUMBA_CUDA_DRIVER NUMBA_CUDA_MEMORY_MANAGER CUDAPOOL_CONF
+    export PYTHONPATH=$root/examples/python
     for variable in "${!CUDASIM_@}"; do unset "$variable"; done
     export LD_LIBRARY_PATH=${simulated%/*} EXPECTED_LIBCUDA=$simulated PYTHONDONTWRITEBYTECODE=1
 
@@ -37,8 +41,15 @@ main() {
         env CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1 "$python" "$here/cuda_bindings_roundtrip.py"
     if [[ -e $root/target/venv/numba.installed ]]; then
         check "numba-cuda" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 "$python" "$here/numba_roundtrip.py"
+        check "numba-cuda on the pool" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 NUMBA_CUDA_MEMORY_MANAGER=cudapool_numba \
+            "$python" "$here/numba_plugin.py"
     else
         printf 'skipped: numba-cuda cannot be had\n'
+    fi
+    if [[ -e $root/target/venv/core.installed ]]; then
+        check "cuda.core on the pool" "$python" "$here/cuda_core_resource.py"
+    else
+        printf 'skipped: cuda.core cannot be had\n'
     fi
     exit "$failed"
 }

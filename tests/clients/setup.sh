@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes the Python environment of the client tests, target/venv, with the pinned packages of
-# requirements.txt, and of requirements-numba.txt where these can be had. The second run is instant.
+# requirements.txt, and of requirements-numba.txt and requirements-core.txt where these can be had. The second run is
+# instant.
 #
 # The last line on standard output is the path of its interpreter. target/venv/numba.installed exists where
-# numba-cuda is there too.
+# numba-cuda is there too, target/venv/core.installed where cuda.core is.
 # Exit codes: 0 it is there; 77 it cannot be had here, and a line says why; others: a fault in this script.
 set -euo pipefail
 
@@ -30,10 +31,13 @@ main() {
         create
         install requirements || skip "pip cannot install the packages of requirements.txt (see $log)"
     fi
-    if ! is_installed numba; then
-        choose_pip
-        install numba || printf 'numba-cuda is left out: pip cannot install it here (see %s)\n' "$log"
-    fi
+    local extra
+    for extra in numba core; do
+        if ! is_installed "$extra"; then
+            choose_pip
+            install "$extra" || printf 'left out: pip cannot install requirements-%s.txt here (see %s)\n' "$extra" "$log"
+        fi
+    done
     printf '%s\n' "$python"
 }
 
