@@ -86,6 +86,7 @@ c_test_headers := $(wildcard c-tests/*.h) include/cudapool.h sim/include/cudasim
 # dlopen.cpp alone is not linked with the library: it opens it at run time.
 link_lib := -Ltarget/release -lcudapool
 target/c-tests/dlopen: link_lib :=
+target/c-tests/torch_extension: examples/torch/extension.cpp c-tests/c10/util/Exception.h
 
 $(c_tests): | lib
 

@@ -75,6 +75,7 @@ adapters         60 -
 adapters         60 CUDAPOOL_CONF=backend:malloc
 adapters         60 CUDASIM_DEVICES=2
 adapters         60 CUDASIM_DRIVER_VERSION=11040
+torch_extension  60 -
 '
 
 passed=0

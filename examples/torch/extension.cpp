@@ -24,7 +24,7 @@ extern "C" void *cudapool_torch_alloc(std::size_t size, int device, CUstream_st 
   void *block = pool_torch_alloc(size, device, stream);
   if (block != nullptr || size == 0) return block;
   const std::string why = last_error();
-  TORCH_CHECK_WITH(OutOfMemoryError, pool_last_status() != POOL_ERROR_OUT_OF_MEMORY, "CUDA out of memory. ", why);
+  TORCH_CHECK_WITH(OutOfMemoryError, pool_last_status() != POOL_ERROR_OUT_OF_MEMORY, "CUDA ", why);
   TORCH_CHECK(false, "cudapool: ", why);
   return nullptr;
 }
