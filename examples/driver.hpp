@@ -48,6 +48,10 @@ struct Pool {
   decltype(&pool_free) free = nullptr;
   decltype(&pool_alloc_async) alloc_async = nullptr;
   decltype(&pool_free_async) free_async = nullptr;
+  decltype(&pool_alloc_with) alloc_with = nullptr;
+  decltype(&pool_create) create = nullptr;
+  decltype(&pool_destroy) destroy = nullptr;
+  decltype(&pool_reclaim) reclaim = nullptr;
   decltype(&pool_trim) trim = nullptr;
   decltype(&pool_get_stats) get_stats = nullptr;
   decltype(&pool_options_init) options_init = nullptr;
@@ -182,6 +186,10 @@ inline Pool open_pool() {
   require(library, "pool_free", &pool.free);
   require(library, "pool_alloc_async", &pool.alloc_async);
   require(library, "pool_free_async", &pool.free_async);
+  require(library, "pool_alloc_with", &pool.alloc_with);
+  require(library, "pool_create", &pool.create);
+  require(library, "pool_destroy", &pool.destroy);
+  require(library, "pool_reclaim", &pool.reclaim);
   require(library, "pool_trim", &pool.trim);
   require(library, "pool_get_stats", &pool.get_stats);
   require(library, "pool_options_init", &pool.options_init);
