@@ -76,6 +76,8 @@ adapters         60 CUDAPOOL_CONF=backend:malloc
 adapters         60 CUDASIM_DEVICES=2
 adapters         60 CUDASIM_DRIVER_VERSION=11040
 torch_extension  60 -
+torch_graphs     60 -
+torch_graphs     60 CUDAPOOL_CONF=backend:malloc
 '
 
 passed=0

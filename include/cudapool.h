@@ -890,6 +890,35 @@ void pool_torch_memory_fraction(double fraction,
                                 int device);
 
 /**
+ * PyTorch, `set_begin_allocate_to_pool`: a CUDA graph is about to be captured (`torch.cuda.graph`). Until `pool_torch_end_allocate_to_pool`, what
+ * `pool_torch_alloc` hands out to the calling thread, and on streams that are being captured, comes from a pool of the graph's own. Its memory,
+ * idle or not, stays where it is until `pool_torch_release_pool`, because every launch of the graph uses the addresses that were captured.
+ * Of several captures on one device at once, each must allocate on the thread that began it.
+ *
+ * PyTorch passes `std::pair<uint64_t, uint64_t>` and `std::function<bool(cudaStream_t)>`, which arrive here as two numbers and a pointer (with the
+ * calling conventions of Linux on x86-64 and ARM64).
+ *
+ * @param filter Not looked at.
+ */
+void pool_torch_begin_allocate_to_pool(int device,
+                                       uint64_t id_first,
+                                       uint64_t id_second,
+                                       void *filter);
+
+/**
+ * PyTorch, `set_end_allocate_to_pool_fn`: the capture is over.
+ */
+void pool_torch_end_allocate_to_pool(int device, uint64_t id_first, uint64_t id_second);
+
+/**
+ * PyTorch, `set_release_pool`: a graph that was captured into the pool is gone. With the last one the pool's idle memory serves everybody, and
+ * the pool itself goes when its last block is freed. A pool that is not known is none of ours.
+ */
+void pool_torch_release_pool(int device,
+                             uint64_t id_first,
+                             uint64_t id_second);
+
+/**
  * CuPy, `CFunctionAllocator`: allocates `size` bytes on `device`. CuPy names no stream, so the block is ordered as those of `pool_alloc`.
  * The blocks have the owner tag `cupy`. CuPy takes NULL for an array at address 0: `examples/python/cudapool_cupy.py` is the safer way,
  * and frees stream-ordered.

@@ -50,6 +50,9 @@ _HOOKS = {
     "set_reset_fn": "pool_torch_reset",
     "set_memory_fraction_fn": "pool_torch_memory_fraction",
     "set_record_stream_fn": "pool_torch_record_stream",
+    "set_begin_allocate_to_pool": "pool_torch_begin_allocate_to_pool",
+    "set_end_allocate_to_pool_fn": "pool_torch_end_allocate_to_pool",
+    "set_release_pool": "pool_torch_release_pool",
 }
 
 

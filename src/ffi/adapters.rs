@@ -9,6 +9,7 @@ use super::guard::{guard, guard_free};
 use super::types::{CUstream_st, pool_t};
 use crate::error::{Result, Status, bail, last_error};
 use crate::logging::log_line;
+use crate::pool::graphs::{self, GraphId};
 use crate::pool::pools::PoolId;
 use crate::pool::{self, Request, TAG_SIZE, Tag};
 use core::ffi::{c_int, c_void};
@@ -72,7 +73,10 @@ pub unsafe extern "C" fn pool_torch_alloc(
     device: c_int,
     stream: *mut CUstream_st,
 ) -> *mut c_void {
-    block(|| pool::allocate(&request(PoolId::DEFAULT, size, device, Some(stream as u64), TORCH)))
+    block(|| {
+        let pool = graphs::pool_for(device, stream as u64)?;
+        pool::allocate(&request(pool, size, device, Some(stream as u64), TORCH))
+    })
 }
 
 /// PyTorch: frees a block of `pool_torch_alloc`, ordered by `stream`. `size` and `device` are not looked at: the pool knows them.
@@ -118,6 +122,41 @@ pub extern "C" fn pool_torch_memory_fraction(fraction: f64, device: c_int) {
             percent => percent,
         })
     });
+}
+
+/// PyTorch, `set_begin_allocate_to_pool`: a CUDA graph is about to be captured (`torch.cuda.graph`). Until `pool_torch_end_allocate_to_pool`, what
+/// `pool_torch_alloc` hands out to the calling thread, and on streams that are being captured, comes from a pool of the graph's own. Its memory,
+/// idle or not, stays where it is until `pool_torch_release_pool`, because every launch of the graph uses the addresses that were captured.
+/// Of several captures on one device at once, each must allocate on the thread that began it.
+///
+/// PyTorch passes `std::pair<uint64_t, uint64_t>` and `std::function<bool(cudaStream_t)>`, which arrive here as two numbers and a pointer (with the
+/// calling conventions of Linux on x86-64 and ARM64).
+///
+/// @param filter Not looked at.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pool_torch_begin_allocate_to_pool(
+    device: c_int,
+    id_first: u64,
+    id_second: u64,
+    filter: *mut c_void,
+) {
+    let _ = filter;
+    told("pool_torch_begin_allocate_to_pool", || {
+        graphs::begin(GraphId { device, id: (id_first, id_second) })
+    });
+}
+
+/// PyTorch, `set_end_allocate_to_pool_fn`: the capture is over.
+#[unsafe(no_mangle)]
+pub extern "C" fn pool_torch_end_allocate_to_pool(device: c_int, id_first: u64, id_second: u64) {
+    told("pool_torch_end_allocate_to_pool", || graphs::end(GraphId { device, id: (id_first, id_second) }));
+}
+
+/// PyTorch, `set_release_pool`: a graph that was captured into the pool is gone. With the last one the pool's idle memory serves everybody, and
+/// the pool itself goes when its last block is freed. A pool that is not known is none of ours.
+#[unsafe(no_mangle)]
+pub extern "C" fn pool_torch_release_pool(device: c_int, id_first: u64, id_second: u64) {
+    told("pool_torch_release_pool", || graphs::release(GraphId { device, id: (id_first, id_second) }));
 }
 
 /// CuPy, `CFunctionAllocator`: allocates `size` bytes on `device`. CuPy names no stream, so the block is ordered as those of `pool_alloc`.
@@ -167,6 +206,7 @@ pub extern "C" fn pool_ort_empty_cache() {
 fn empty_cache() -> Result<()> {
     let mut result = Ok(());
     if crate::driver::loaded().is_some() {
+        graphs::sweep();
         for device in 0..crate::driver::device_count() {
             result = result.and(pool::trim(PoolId::DEFAULT, device, 0).map(|_| ()));
         }

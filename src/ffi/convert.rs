@@ -373,5 +373,6 @@ pub unsafe fn options_in(from: *const pool_options) -> Result<Options> {
             POOL_SPILL_HOST => Spill::Host,
             other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is no way to spill"),
         },
+        pinned: false,
     })
 }

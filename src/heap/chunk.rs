@@ -239,6 +239,9 @@ impl Heap {
         out: &mut Vec<u32>,
         take: &dyn Fn(&Chunk, u64) -> bool,
     ) -> Result<u64, NoHostMemory> {
+        if self.pinned {
+            return Ok(0);
+        }
         let mut cursors = Vec::new();
         cursors.try_reserve_exact(self.queues.len()).map_err(|_| NoHostMemory)?;
         cursors.extend(self.queues.iter().map(|q| q.big.head));

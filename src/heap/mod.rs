@@ -146,6 +146,8 @@ pub struct Heap {
     seq: u64,
     /// With one stream in the arena everything idle is that stream's, and coalesces as such.
     pub merge_all: bool,
+    /// Idle memory stays where it is: nothing is collected of it.
+    pub pinned: bool,
     /// Bytes that the driver neither lets be used nor takes back; part of the overhead.
     debris: u64,
     bytes: Bytes,
@@ -197,6 +199,7 @@ impl Heap {
             pending: AgeList::EMPTY,
             seq: 0,
             merge_all: false,
+            pinned: false,
             scatter: false,
             debris: 0,
             bytes: Bytes::default(),

@@ -4,6 +4,7 @@
 
 mod arena;
 pub mod callbacks;
+pub mod graphs;
 mod grow;
 mod ladder;
 pub mod options;

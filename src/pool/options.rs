@@ -38,6 +38,8 @@ pub struct Options {
     pub backend: Backend,
     pub order: Order,
     pub settle_ms: u32,
+    /// Idle memory stays where it is, for graphs that use its addresses. Not in the table: only pools of graphs have it.
+    pub pinned: bool,
     /// 0 off to 4 debug.
     pub log: i32,
     /// Largest device reserve; 0: the share in percent counts.
@@ -62,6 +64,7 @@ pub const DEFAULTS: Options = Options {
     reserve_percent: 5,
     oom_wait_ms: 0,
     spill: Spill::Off,
+    pinned: false,
 };
 
 /// Largest share that `max_idle` takes, in percent: a hundred times the live bytes is as good as no bound.
@@ -339,6 +342,7 @@ mod tests {
             reserve_percent: 0,
             oom_wait_ms: 250,
             spill: Spill::Host,
+            pinned: false,
         };
         assert_eq!(all, want);
         assert_eq!(parse("").unwrap(), DEFAULTS);

@@ -49,7 +49,7 @@ impl StreamKey {
 }
 
 /// A number for the calling thread that no other thread of the process ever has.
-fn this_thread() -> u64 {
+pub fn this_thread() -> u64 {
     use core::cell::Cell;
     use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
     static NEXT: AtomicU64 = AtomicU64::new(1);

@@ -56,6 +56,30 @@ pub fn create(options: Option<Options>) -> Result<u64> {
     Ok(id.0.saturating_mul(STEP))
 }
 
+/// A pool whose idle memory stays where it is. Returns the handle.
+pub fn create_pinned() -> Result<u64> {
+    create(Some(Options { pinned: true, ..config()? }))
+}
+
+/// Lets the idle memory of such a pool serve others, as that of any pool does.
+pub fn unpin(id: PoolId) {
+    if let Some(entry) = POOLS.lock().iter_mut().flatten().find(|p| p.id == id) {
+        entry.options.pinned = false;
+    }
+    for arena in registry::of_pool(id) {
+        if let Ok(mut state) = arena.lock() {
+            state.options.pinned = false;
+            state.heap.pinned = false;
+        }
+    }
+}
+
+/// Whether nothing is live in the pool.
+pub fn is_empty(id: PoolId) -> bool {
+    let mut arenas = registry::of_pool(id).filter(|arena| !arena.is_lost());
+    arenas.all(|arena| arena.lock().is_ok_and(|state| state.heap.bytes().live_blocks == 0))
+}
+
 /// The pool of a handle; 0 is the default one.
 pub fn of_handle(handle: u64) -> Result<PoolId> {
     if handle == 0 {

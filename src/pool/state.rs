@@ -62,6 +62,7 @@ pub struct State {
 impl State {
     pub fn new(mapper: &Mapper, pool: PoolId, options: Options) -> core::result::Result<State, NoHostMemory> {
         let mut heap = Heap::new()?;
+        heap.pinned = options.pinned;
         if let Some(range) = mapper.range {
             heap.add_hole(0, range.len)?;
         }
@@ -219,6 +220,7 @@ impl State {
         self.counters = Counters::default();
         self.owners = Owners::new();
         self.options = *options;
+        self.heap.pinned = options.pinned;
         self.pool = pool;
         true
     }
