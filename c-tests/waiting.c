@@ -117,6 +117,51 @@ static void while_a_thread_waits_in_stream_alloc(void) {
   others_go_on(waits_in_stream_alloc);
 }
 
+/* Memory that the device is finished with serves a request, moved together, although other memory is still waited for. */
+static void what_is_finished_serves_first(void) {
+  enum { LONG_MS = 3000 };
+  CUstream quick = new_stream(STREAM_NON_BLOCKING), slow = new_stream(STREAM_NON_BLOCKING);
+  CUstream third = new_stream(STREAM_NON_BLOCKING);
+  void *soon[4], *kept[4], *late = NULL, *block = NULL;
+  int i, version = 0;
+  double start;
+  CU(DriverGetVersion(&version));
+  if (version < 12050) {
+    check_skip("a driver before 12.5 can only be waited for as a whole");
+    return;
+  }
+  if (default_options().backend == POOL_BACKEND_MALLOC) {
+    check_skip("cuMemFree itself waits for the whole device");
+    return;
+  }
+  for (i = 0; i < 4; i++) {
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&soon[i], GIB, quick));
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&kept[i], GIB / 4, quick));
+  }
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&late, 2 * GIB, slow));
+  busy(slow, LONG_MS);
+  CHECK_STATUS(POOL_OK, pool_free_async(late, slow));
+  busy(quick, 100);
+  for (i = 0; i < 4; i++) {
+    CHECK_STATUS(POOL_OK, pool_free_async(soon[i], quick));
+  }
+  start = now_ms();
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&block, 4 * GIB, third));
+  CHECK(now_ms() - start < LONG_MS / 2);
+  CHECK_STATUS(POOL_OK, pool_free_async(block, third));
+  /* So does what others get by pool_reclaim. */
+  CHECK_STATUS(POOL_OK, pool_reclaim(0, 3 * GIB, NULL));
+  CHECK(now_ms() - start < LONG_MS / 2);
+  CHECK(cu.StreamQuery(slow) != 0);
+  for (i = 0; i < 4; i++) {
+    CHECK_STATUS(POOL_OK, pool_free(kept[i]));
+  }
+  CHECK_TRIMS_TO_ZERO(0);
+  CU(StreamDestroy(quick));
+  CU(StreamDestroy(slow));
+  CU(StreamDestroy(third));
+}
+
 /* The wait has an end of its own: then the answer is out of memory, and the block can be had later. */
 static void wait_is_bounded(int device_ordered) {
   pool_options defaults = default_options(), options = defaults;
@@ -167,6 +212,7 @@ int main(void) {
     printf("skipped: the driver cannot run host functions\n");
     return EXIT_SKIPPED;
   }
+  RUN(what_is_finished_serves_first);
   RUN(while_a_thread_waits_in_trim);
   RUN(while_a_thread_waits_in_alloc);
   RUN(while_a_thread_waits_in_stream_alloc);

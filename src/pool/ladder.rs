@@ -182,8 +182,12 @@ impl Arena {
 
     /// Waits for what is freed but not finished with. Again while other threads win what this one waited for.
     fn settle_for(&self, api: &Api, want: &Want, why: Why, deadline: Instant) -> Result<Option<u64>> {
-        for _ in 0..SETTLE_ROUNDS {
-            let (waited, served) = self.wait_and_search(api, want, deadline)?;
+        // Something may have come after the search before this one.
+        let mut seen = self.lock()?.progress().wrapping_sub(1);
+        for round in 0..SETTLE_ROUNDS {
+            // What is finished may do, once it is moved; but in the end all of it is waited for.
+            let enough = if round < SETTLE_ROUNDS / 2 { want.size } else { u64::MAX };
+            let (waited, served) = self.wait_and_search(api, want, deadline, Some((enough, &mut seen)))?;
             if served.is_some() {
                 return Ok(served);
             }
@@ -192,7 +196,7 @@ impl Arena {
             }
             for arena in self.helpers(why) {
                 // One whose context is gone, or that is in trouble itself, is no help, and no reason to fail.
-                let _ = arena.wait(api, deadline, |state| Ok(state.has_idle(want.size)));
+                let _ = arena.wait_for_idle(api, deadline, want.size);
             }
             if let Attempt::Served(address) = self.grow_with_others(api, want, why)? {
                 return Ok(Some(address));
@@ -246,7 +250,7 @@ impl Arena {
     /// Rungs 1 to 5 in short, without waiting.
     fn search_again(&self, api: &Api, want: &Want) -> Result<Attempt> {
         let now = Instant::now();
-        if let (_, Some(address)) = self.wait_and_search(api, want, now)? {
+        if let (_, Some(address)) = self.wait_and_search(api, want, now, None)? {
             return Ok(Attempt::Served(address));
         }
         let why = match self.grow_with_idle(api, want, want.size)? {
@@ -259,13 +263,31 @@ impl Arena {
         self.grow_with_others(api, want, why)
     }
 
-    fn wait_and_search(&self, api: &Api, want: &Want, deadline: Instant) -> Result<(Waited, Option<u64>)> {
+    /// Waits until a search finds something, nothing is left to wait for, or, with `enough`, until chunks of so many bytes are idle after the
+    /// device has got further than it was seen.
+    fn wait_and_search(
+        &self,
+        api: &Api,
+        want: &Want,
+        deadline: Instant,
+        mut enough: Option<(u64, &mut u64)>,
+    ) -> Result<(Waited, Option<u64>)> {
         let mut served = None;
         let waited = self.wait(api, deadline, |state| {
             served = state.search(want)?;
-            Ok(served.is_some())
+            let idle = enough.as_mut().is_some_and(|(bytes, seen)| state.has_more_idle(*bytes, seen));
+            Ok(served.is_some() || idle)
         })?;
         Ok((waited, served))
+    }
+
+    /// Waits until chunks of so many bytes are idle, or nothing is left to wait for.
+    pub(super) fn wait_for_idle(&self, api: &Api, deadline: Instant, bytes: u64) -> Result<()> {
+        if self.lock()?.has_idle(bytes) {
+            return Ok(());
+        }
+        let mut seen = self.lock()?.progress();
+        self.wait(api, deadline, |state| Ok(state.has_more_idle(bytes, &mut seen))).map(drop)
     }
 
     /// Whatever callbacks claim, what counts is whether the request can be served.
@@ -275,7 +297,7 @@ impl Arena {
             || want.size,
             |_| {
                 // Their frees may have come to this pool, or have gone to the driver.
-                if let (_, Some(address)) = self.wait_and_search(api, want, deadline)? {
+                if let (_, Some(address)) = self.wait_and_search(api, want, deadline, None)? {
                     return Ok(Some(address));
                 }
                 match self.grow_with_idle(api, want, want.size)? {
@@ -396,8 +418,19 @@ impl State {
         self.settle();
     }
 
+    /// The same, where the device has got further than it was seen; else there is no more than there was.
+    fn has_more_idle(&mut self, bytes: u64, seen: &mut u64) -> bool {
+        let now = self.progress();
+        core::mem::replace(seen, now) != now && self.has_idle(bytes)
+    }
+
+    /// Changes when something freed turns out to be finished with.
+    fn progress(&self) -> u64 {
+        self.streams.iter().fold(self.done, |sum, stream| sum.wrapping_add(stream.done))
+    }
+
     /// Whether chunks of so many bytes could be given back. Without host memory to find out, no.
-    pub(super) fn has_idle(&mut self, bytes: u64) -> bool {
+    fn has_idle(&mut self, bytes: u64) -> bool {
         self.flush();
         let mut chunks = Vec::new();
         let ours = |chunk: &Chunk, _| !self.spilled.has(chunk.off);

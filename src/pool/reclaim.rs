@@ -24,7 +24,7 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
             }
             if wait && !arena.is_captured() {
                 // An arena whose context is gone, or that is in trouble itself, has nothing to give; the others have.
-                let _ = arena.wait(api, deadline, |state| Ok(state.has_idle(least)));
+                let _ = arena.wait_for_idle(api, deadline, least);
             } else {
                 arena.poll(api);
             }
