@@ -52,6 +52,54 @@ static void work_of_the_second_context_is_waited_for(void) {
   CHECK_EQ(in_child(stream_ordered), 0);
 }
 
+/* With everything said explicitly, on a stream of the context that is not current: the block is of the stream's context. */
+static int ask_for_the_other_context(void) {
+  const size_t size = 4 * MIB;
+  CUcontext first = driver_start(0), second = NULL;
+  CUstream here = new_stream(STREAM_NON_BLOCKING), there;
+  pool_request request = request_of(size);
+  pool_t *pools[2] = {NULL, NULL};
+  int i;
+  CU(CtxCreate(&second, 0, 0));
+  there = new_stream(STREAM_NON_BLOCKING);
+  CU(CtxSetCurrent(first));
+  CHECK_STATUS(POOL_OK, pool_create(NULL, &pools[1]));
+  request.flags = POOL_REQUEST_STREAM_ORDERED;
+  for (i = 0; i < 4; i++) {
+    void *old = NULL, *new = NULL;
+    request.pool = pools[i % 2];
+    request.device = i / 2 ? 0 : POOL_DEVICE_CURRENT;
+    request.stream = there;
+    CHECK_STATUS(POOL_OK, pool_alloc_with(&old, &request));
+    busy(there, 200);
+    fill(old, size, OLD, there);
+    CHECK_STATUS(POOL_OK, pool_free_async(old, there));
+    request.stream = here;
+    CHECK_STATUS(POOL_OK, pool_alloc_with(&new, &request));
+    fill(new, size, NEW, here);
+    CU(StreamSynchronize(here));
+    CU(StreamSynchronize(there));
+    CHECK(holds(new, size, NEW));
+    CHECK_STATUS(POOL_OK, pool_free_async(new, here));
+    CU(StreamSynchronize(here));
+  }
+  request.stream = there;
+  request.device = 1;
+  if (sim.used_bytes != NULL) {
+    void *block = NULL;
+    CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, pool_alloc_with(&block, &request));
+  }
+  CHECK_STATUS(POOL_OK, pool_destroy(pools[1]));
+  CHECK_TRIMS_TO_ZERO(0);
+  return driver_result();
+}
+
+static void a_stream_says_which_context(void) {
+  setenv("CUDASIM_DEVICES", "2", 1);
+  CHECK_EQ(in_child(ask_for_the_other_context), 0);
+  unsetenv("CUDASIM_DEVICES");
+}
+
 static int lose_the_second(void) {
   CUcontext first = driver_start(0), second = NULL;
   CUstream here = new_stream(STREAM_NON_BLOCKING), there;
@@ -175,6 +223,7 @@ int main(void) {
     return check_result();
   }
   RUN(work_of_the_second_context_is_waited_for);
+  RUN(a_stream_says_which_context);
   RUN(blocks_go_with_the_second_context);
   RUN(limit_holds_for_both_contexts_together);
   RUN(looking_takes_no_reference_of_the_primary_context);

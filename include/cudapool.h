@@ -265,7 +265,8 @@ typedef struct pool_request {
    */
   size_t alignment;
   /**
-   * Device ordinal, or `POOL_DEVICE_CURRENT`, which is also what a shorter struct means.
+   * Device ordinal, or `POOL_DEVICE_CURRENT`, which is also what a shorter struct means. A stream (not a default one) says itself which device
+   * and context: `POOL_ERROR_INVALID_ARGUMENT` if that is another device.
    */
   int32_t device;
   /**

@@ -39,7 +39,8 @@ pub struct pool_request {
     /// Bytes, a power of two up to `POOL_MAX_ALIGNMENT`; 0 is `POOL_DEFAULT_ALIGNMENT`,
     /// and less than that is raised to it.
     pub alignment: usize,
-    /// Device ordinal, or `POOL_DEVICE_CURRENT`, which is also what a shorter struct means.
+    /// Device ordinal, or `POOL_DEVICE_CURRENT`, which is also what a shorter struct means. A stream (not a default one) says itself which device
+    /// and context: `POOL_ERROR_INVALID_ARGUMENT` if that is another device.
     pub device: i32,
     /// Not used; 0.
     pub reserved: i32,

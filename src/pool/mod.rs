@@ -66,6 +66,8 @@ pub const DEFAULT_ALIGN: u64 = crate::heap::UNIT;
 // What the heap hands out, the arena can map.
 const _: () = assert!(crate::heap::PAGE == crate::arena::PAGE);
 
+/// In a request: the device of the stream, or of the current context.
+const ANY_DEVICE: i32 = -1;
 const NO_OWNER: Tag = [0; TAG_SIZE];
 
 /// Options as configured; `None` until first used.
@@ -190,9 +192,22 @@ pub fn allocate(request: &Request) -> Result<u64> {
         own_allocation: request.own_allocation,
         urgent: false,
     };
-    let find = || match request.device {
-        -1 => registry::current(api, pool),
-        device => registry::on_device(api, pool, registry::device(api, device)?),
+    let find = || {
+        let named = request.device != ANY_DEVICE;
+        let device = if named { registry::device(api, request.device)? } else { ANY_DEVICE };
+        if want.key.handle > order::PER_THREAD {
+            // The stream says which context: no event of another one would cover what is freed on it.
+            let arena = registry::for_stream(api, pool, want.key)?;
+            if named && arena.device() != device {
+                bail!(
+                    POOL_ERROR_INVALID_ARGUMENT,
+                    "the stream is on device {}, the request for device {device}",
+                    arena.device()
+                );
+            }
+            return Ok(arena);
+        }
+        if named { registry::on_device(api, pool, device) } else { registry::current(api, pool) }
     };
     if request.stream.is_none() {
         living(api, find)?.allocate(api, &want)
