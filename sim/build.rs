@@ -4,5 +4,7 @@
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // As the real one: what a preloaded library exports under these names must not get into the lookup.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo:rerun-if-changed=build.rs");
 }
