@@ -27,10 +27,10 @@ c_tests := $(patsubst c-tests/%.c,target/c-tests/%,$(wildcard c-tests/*.c)) \
         real-test client-test asan valgrind install clean help
 .DELETE_ON_ERROR:
 
-all: lib ## Build the library
+all: lib preload ## Build the library and the preload shim
 
 lib: ## Build target/release/libcudapool.so
-	$(CARGO) build --release
+	$(CARGO) build --release -p cudapool
 
 sim: ## Build the simulated driver, target/sim/libcuda.so.1
 	$(CARGO) build --release -p cudasim
@@ -43,13 +43,14 @@ sim: ## Build the simulated driver, target/sim/libcuda.so.1
 header: ## Write include/cudapool.h from src/ffi
 	CUDAPOOL_WRITE_HEADER=1 $(CARGO) build
 
-# Recipes of `demo` and `bench`, kept with the examples.
+# Recipes that are kept with what they build.
 -include examples/Makefile.inc
+include tests/preload/Makefile.inc
 
 # ---- tests ----
 
 # The runner comes last and alone, so that its count is the last line.
-test: fmt lint doc rust-test exports real-test client-test demo-test c-tests-build ## Run everything
+test: fmt lint doc rust-test exports real-test client-test demo-test preload-test c-tests-build ## Run everything
 	$(on_sim) c-tests/run.sh target/c-tests
 
 fmt:

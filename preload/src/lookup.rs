@@ -1,0 +1,74 @@
+//! Where programs look functions up: what `dlsym` and `dlvsym` answer for CUDA's names, and `cuGetProcAddress`.
+//!
+//! The driver, or the loader, is always asked first, and its answer stands: results, statuses, failures. Only a pointer that is the original of
+//! a wrapper is replaced by the wrapper.
+
+use crate::hooks::{self, CuResult, Hook, code};
+use crate::mode::{self, Mode};
+use crate::pool;
+use crate::stub::{Answer, ask};
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+hooks! {
+    fn cuGetProcAddress(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
+        |call| substitute(symbol, function, call());
+    fn cuGetProcAddress_v2(
+        symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int,
+    ) |call| substitute(symbol, function, call());
+}
+
+/// Called by the stubs for names that begin with "cu", before anything may be allocated or locked for other names.
+pub extern "C" fn decide(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: *const c_void,
+) -> Answer {
+    // SAFETY: a terminated string, as the caller of `dlsym` promises.
+    let Some(hook) = (unsafe { hooks::find(name) }) else { return Answer::JUMP };
+    let pool_asks = pool::is_pool(caller);
+    if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
+        // The shim's own export would be found even where there is no driver.
+        return match (hook.original().is_null(), pool_asks) {
+            (false, false) => Answer::JUMP,
+            (false, true) => Answer::of(hook.original()),
+            (true, _) => not_found(name, version),
+        };
+    }
+    if pool_asks || mode::get() == Mode::Off {
+        return Answer::JUMP;
+    }
+    let found = ask(handle, name, version);
+    if found == hook.wrapper() {
+        // By a handle of the whole program.
+        return if hook.original().is_null() { not_found(name, version) } else { Answer::of(found) };
+    }
+    if found.is_null() || hook.adopt(found) != found {
+        return Answer::of(found);
+    }
+    Answer::of(hook.wrapper())
+}
+
+/// What the loader answers behind the shim: NULL, and a message.
+fn not_found(name: *const c_char, version: *const c_char) -> Answer {
+    Answer::of(ask(libc::RTLD_NEXT, name, version))
+}
+
+fn substitute(symbol: *const c_char, function: *mut *mut c_void, result: CuResult) -> CuResult {
+    if result == code::SUCCESS && !function.is_null() && !symbol.is_null() && mode::get() != Mode::Off {
+        // SAFETY: the driver has just read the one and written the other.
+        unsafe {
+            let base = CStr::from_ptr(symbol);
+            if let Some(hook) = hooks::all().find(|hook| hook.is_original(*function) && is_form(hook, base)) {
+                *function = hook.wrapper();
+            }
+        }
+    }
+    result
+}
+
+/// Whether the hook's name is the base name with suffixes. The pointer alone says so too, unless the library of the originals was unloaded
+/// and another one lies in its place.
+fn is_form(hook: &Hook, base: &CStr) -> bool {
+    hook.name.to_bytes().starts_with(base.to_bytes())
+}

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Runs the clients of the preload shim, which `make preload-test` has built, on the simulated driver. Usage:
+#
+#   tests/preload/run.sh DIRECTORY SHIM [PROGRAM...]
+#
+# One line per run, what a failing program printed below its line, and the count last. The loader must find the simulated driver and
+# libcudapool.so (LD_LIBRARY_PATH). PRELOAD_WRAPPER is put in front of each program, PRELOAD_SLOWER multiplies the time limits.
+set -uo pipefail
+
+if (($# < 2)); then
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+    exit 2
+fi
+directory=$1
+shim=$2
+shift 2
+only=("$@")
+
+readonly LIMIT_S=60
+
+# mode of the shim (none: without it) | further environment | program and its arguments
+runs='
+none  -                               guard dlsym refused
+none  -                               guard v2:12000 refused
+none  -                               guard_direct direct refused
+off   -                               guard dlsym refused
+off   -                               guard_direct direct refused
+guard -                               guard dlsym rescued
+guard -                               guard global rescued
+guard -                               guard v1:11040 rescued
+guard -                               guard v1:12050 rescued
+guard -                               guard v2:11020 rescued
+guard -                               guard v2:12000:1 rescued
+guard -                               guard v2:12000:2 rescued
+guard -                               guard v2:12050:3 rescued
+guard -                               guard_direct direct rescued
+guard -                               guard_direct v2:12000 rescued
+guard CUDAPOOL_CONF=backend:malloc    guard dlsym rescued
+guard CUDASIM_DRIVER_VERSION=11040    guard v1:11040 rescued
+'
+
+passed=0
+failed=0
+
+wanted() {
+    local name
+    ((${#only[@]} == 0)) && return 0
+    for name in "${only[@]}"; do
+        [[ $name == "$1" ]] && return 0
+    done
+    return 1
+}
+
+run() {
+    local mode=$1 variant=$2 program=$3
+    shift 3
+    local label="$program $*" output code=0 start=$SECONDS
+    # Nothing of the caller's may choose other options, devices, or a mode.
+    local -a environment=(-u CUDAPOOL_CONF -u CUDAPOOL_PRELOAD -u LD_PRELOAD CUDASIM_MEMORY=8GiB)
+    local variable
+    for variable in "${!CUDASIM_@}"; do environment=(-u "$variable" "${environment[@]}"); done
+    if [[ $mode == none ]]; then
+        label+=" (without the shim"
+    else
+        environment+=("LD_PRELOAD=$shim" "CUDAPOOL_PRELOAD=$mode")
+        label+=" ($mode"
+    fi
+    if [[ $variant != - ]]; then
+        environment+=("$variant")
+        label+=", $variant"
+    fi
+    label+=")"
+    output=$(timeout --kill-after=5 $((LIMIT_S * ${PRELOAD_SLOWER:-1})) ${PRELOAD_WRAPPER:-} \
+        env "${environment[@]}" "$directory/$program" "$@" 2>&1 </dev/null) || code=$?
+    if ((code == 0)); then
+        passed=$((passed + 1))
+        printf 'ok      %s\n' "$label"
+        # Parts that a program skipped are said, so that nobody takes them for tested.
+        grep '^skipped: ' <<<"$output" | sed 's/^/    /'
+    else
+        failed=$((failed + 1))
+        printf 'FAILED  %s, %d s, exit code %d\n' "$label" $((SECONDS - start)) "$code"
+        sed 's/^/    /' <<<"$output" | head -n 60
+    fi
+}
+
+while read -r mode variant program arguments; do
+    if [[ -n $mode ]] && wanted "$program"; then
+        # shellcheck disable=SC2086 # the arguments are words
+        run "$mode" "$variant" "$program" $arguments
+    fi
+done <<<"$runs"
+
+printf '%d passed, %d failed\n' "$passed" "$failed"
+((failed == 0 && passed > 0))
