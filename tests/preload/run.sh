@@ -37,6 +37,28 @@ guard -                               guard_direct direct rescued
 guard -                               guard_direct v2:12000 rescued
 guard CUDAPOOL_CONF=backend:malloc    guard dlsym rescued
 guard CUDASIM_DRIVER_VERSION=11040    guard v1:11040 rescued
+none  -                               serve dlsym driver
+guard -                               serve dlsym driver
+pool  -                               serve dlsym pool
+pool  -                               serve v2:12000:2 pool
+pool  -                               serve v1:11040 pool
+pool  -                               serve_direct direct pool
+pool  CUDAPOOL_CONF=backend:malloc    serve dlsym pool
+pool  CUDAPOOL_CONF=order:stream:legacy serve dlsym pool
+pool  CUDASIM_DRIVER_VERSION=11040    serve v1:11040 pool
+pool  CUDASIM_DEVICES=2               serve dlsym pool
+none  -                               contexts dlsym driver
+guard -                               contexts dlsym driver
+pool  -                               contexts dlsym pool
+pool  -                               contexts_direct direct pool
+pool  CUDAPOOL_CONF=backend:malloc    contexts dlsym pool
+pool  CUDASIM_DRIVER_VERSION=11040    contexts dlsym pool
+none  -                               capture dlsym driver
+guard -                               capture dlsym guard
+pool  -                               capture dlsym pool
+pool  -                               capture v2:12000:2 pool
+pool  CUDAPOOL_CONF=backend:malloc    capture dlsym pool
+pool  CUDASIM_DRIVER_VERSION=11040    capture dlsym pool
 '
 
 passed=0

@@ -1,0 +1,441 @@
+/* serve.c: what a program may expect of its driver's memory, whoever serves it.
+ *
+ *   serve WAY driver|pool
+ *
+ * The same checks hold without the shim and in pool mode; `pool` adds that it was the pool indeed. */
+
+#include "client.h"
+
+static int pooled;
+static CUcontext primary;
+
+enum { NON_BLOCKING = 1 };
+
+/* A block of the pool, where there is one. */
+static void check_served(uint64_t live_before) {
+  if (pooled) {
+    CHECK(stats_of_pool().live_blocks > live_before);
+  }
+}
+
+static void plain_blocks(void) {
+  static const size_t sizes[] = {1, 100, 512, 4096, 5000, MIB, 10 * MIB, 100 * MIB};
+  CUdeviceptr ptrs[8];
+  unsigned word = 0;
+  size_t i;
+  for (i = 0; i < 8; i++) {
+    uint64_t live = pooled ? stats_of_pool().live_blocks : 0;
+    CU(MemAlloc(&ptrs[i], sizes[i]));
+    check_served(live);
+    CHECK_EQ(ptrs[i] % (pooled ? 512 : 256), 0);
+    if (sizes[i] >= 4) {
+      CU(SetAsync(ptrs[i], 0x1000u + (unsigned)i, sizes[i] / 4, NULL));
+    }
+  }
+  CU(CtxSynchronize());
+  for (i = 0; i < 8; i++) {
+    if (sizes[i] >= 4) {
+      CU(ToHost(&word, ptrs[i] + (sizes[i] / 4 - 1) * 4, 4));
+      CHECK_EQ(word, 0x1000u + (unsigned)i);
+    }
+  }
+  for (i = 0; i < 8; i++) {
+    CU(MemFree(ptrs[i]));
+  }
+}
+
+static void wrong_arguments(void) {
+  CUdeviceptr ptr = 77;
+  void *handle[8];
+  CHECK_EQ(cu.MemAlloc(NULL, 100), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemAlloc(&ptr, 0), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemAlloc(&ptr, 9 * GIB), CUDA_OOM);
+  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX), CUDA_OOM);
+  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX - 511), CUDA_OOM);
+  CHECK_EQ(ptr, 77);
+  CU(MemFree(0));
+  if (cu.MemAllocAsync != NULL) {
+    CHECK_EQ(cu.MemAllocAsync(NULL, 100, NULL), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.MemAllocAsync(&ptr, SIZE_MAX, NULL), CUDA_OOM);
+    CHECK_EQ(ptr, 77);
+    CHECK_EQ(cu.MemFreeAsync(0, NULL), CUDA_INVALID_VALUE);
+  }
+  CHECK_EQ(cu.IpcGetMemHandle(handle, 0), CUDA_INVALID_VALUE);
+}
+
+static CUresult range_of(CUdeviceptr ptr, CUdeviceptr *base, size_t *size) {
+  *base = 0;
+  *size = 0;
+  return cu.MemGetAddressRange(base, size, ptr);
+}
+
+/* What is no block cannot be freed, and where it is the pool's the driver does not hear of it. */
+static void wrong_frees(void) {
+  static const size_t sizes[] = {100, 40000, 10 * MIB, 100 * MIB};
+  CUdeviceptr block, keep, foreign, managed;
+  size_t pitch = 0, i;
+  char on_host[64];
+  CU(MemAllocPitch(&foreign, &pitch, 1000, 100, 4));
+  CU(MemAllocManaged(&managed, 5000, 1));
+  for (i = 0; i < 4; i++) {
+    uint64_t calls;
+    CU(MemAlloc(&keep, sizes[i]));
+    CU(MemAlloc(&block, sizes[i]));
+    calls = sim.call_count("cuMemFree") + sim.call_count("cuMemFreeAsync");
+    CHECK_EQ(cu.MemFree(block + 4), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.MemFree(block + sizes[i] - 1), CUDA_INVALID_VALUE);
+    if (cu.MemFreeAsync != NULL) {
+      CHECK_EQ(cu.MemFreeAsync(block + 8, NULL), CUDA_INVALID_VALUE);
+    }
+    CU(MemFree(block));
+    CHECK_EQ(cu.MemFree(block), CUDA_INVALID_VALUE);
+    if (cu.MemFreeAsync != NULL) {
+      CHECK_EQ(cu.MemFreeAsync(block, NULL), CUDA_INVALID_VALUE);
+    }
+    CHECK_EQ(cu.MemFree(block + 16), CUDA_INVALID_VALUE);
+    if (pooled) {
+      CHECK_EQ(sim.call_count("cuMemFree") + sim.call_count("cuMemFreeAsync") - calls, 0);
+    }
+    CU(MemFree(keep));
+  }
+  CHECK_EQ(cu.MemFree((CUdeviceptr)(uintptr_t)on_host), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemFree(foreign + 4), CUDA_INVALID_VALUE);
+  CU(MemFree(foreign));
+  CU(MemFree(managed));
+  CHECK_EQ(cu.MemFree(foreign), CUDA_INVALID_VALUE);
+}
+
+static void address_ranges(void) {
+  static const size_t sizes[] = {100, 513, 40000, 10 * MIB + 4, 100 * MIB};
+  CUdeviceptr block, base;
+  size_t size, i;
+  for (i = 0; i < 5; i++) {
+    CU(MemAlloc(&block, sizes[i]));
+    CHECK_EQ(range_of(block, &base, &size), 0);
+    CHECK_EQ(base, block);
+    CHECK_EQ(size, sizes[i]);
+    CHECK_EQ(range_of(block + sizes[i] - 1, &base, &size), 0);
+    CHECK_EQ(base, block);
+    CHECK_EQ(range_of(block + sizes[i], &base, &size), CUDA_NOT_FOUND);
+    CU(MemGetAddressRange(NULL, &size, block + 1));
+    CU(MemGetAddressRange(&base, NULL, block + 1));
+    CU(MemGetAddressRange(NULL, NULL, block + 1));
+    CU(CtxSetCurrent(NULL));
+    CHECK_EQ(range_of(block, &base, &size), CUDA_INVALID_CONTEXT);
+    CU(CtxSetCurrent(primary));
+    CU(MemFree(block));
+    CHECK_EQ(range_of(block, &base, &size), CUDA_NOT_FOUND);
+  }
+  CHECK_EQ(range_of(0, &base, &size), CUDA_NOT_FOUND);
+}
+
+enum {
+  CONTEXT = 1,
+  MEMORY_TYPE = 2,
+  DEVICE_POINTER = 3,
+  HOST_POINTER = 4,
+  BUFFER_ID = 7,
+  IS_MANAGED = 8,
+  ORDINAL = 9,
+  LEGACY_IPC = 10,
+  RANGE_START = 11,
+  RANGE_SIZE = 12,
+  MAPPED = 13,
+  HANDLE_TYPES = 14,
+  MEMPOOL = 17,
+  MAPPING_SIZE = 18,
+  MAPPING_BASE = 19
+};
+
+static uint64_t attribute(int which, CUdeviceptr ptr) {
+  uint64_t value = 0;
+  CU(PointerGetAttribute(&value, which, ptr));
+  return value;
+}
+
+static void attributes(void) {
+  static const size_t sizes[] = {100, 40000, 10 * MIB, 100 * MIB};
+  unsigned char handle[64];
+  CUdeviceptr block, other;
+  uint64_t value, id;
+  size_t i;
+  for (i = 0; i < 4; i++) {
+    CU(MemAlloc(&block, sizes[i]));
+    CU(MemAlloc(&other, sizes[i]));
+    CHECK_EQ(attribute(CONTEXT, block), (uintptr_t)primary);
+    CHECK_EQ(attribute(MEMORY_TYPE, block), 2);
+    CHECK_EQ(attribute(DEVICE_POINTER, block + 3), block + 3);
+    CHECK_EQ(cu.PointerGetAttribute(&value, HOST_POINTER, block), CUDA_INVALID_VALUE);
+    CHECK_EQ(attribute(IS_MANAGED, block), 0);
+    CHECK_EQ(attribute(ORDINAL, block), 0);
+    CHECK_EQ(attribute(LEGACY_IPC, block), cu.IpcGetMemHandle(handle, block) == 0);
+    CHECK_EQ(attribute(RANGE_START, block + 99), block);
+    CHECK_EQ(attribute(RANGE_SIZE, block), sizes[i]);
+    CHECK_EQ(attribute(MAPPED, block), 1);
+    CHECK_EQ(attribute(HANDLE_TYPES, block), 0);
+    CHECK_EQ(attribute(MEMPOOL, block), 0);
+    CHECK_EQ(attribute(MAPPING_SIZE, block), sizes[i]);
+    CHECK_EQ(attribute(MAPPING_BASE, block + 99), block);
+    id = attribute(BUFFER_ID, block);
+    CHECK(id != attribute(BUFFER_ID, other));
+    CHECK_EQ(attribute(BUFFER_ID, block + 50), id);
+    CHECK_EQ(cu.PointerGetAttribute(&value, 999, block), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.PointerGetAttribute(NULL, CONTEXT, block), CUDA_INVALID_VALUE);
+    if (sizes[i] % 512 != 0) { /* else there may be a neighbour */
+      CHECK_EQ(cu.PointerGetAttribute(&value, MEMORY_TYPE, block + sizes[i]), CUDA_INVALID_VALUE);
+    }
+    if (cu.PointerGetAttributes != NULL) {
+      int names[] = {CONTEXT, RANGE_START, RANGE_SIZE, ORDINAL, BUFFER_ID, HOST_POINTER};
+      uint64_t values[6] = {7, 7, 7, 0, 7, 7};
+      void *places[6];
+      int at;
+      for (at = 0; at < 6; at++) {
+        places[at] = &values[at];
+      }
+      CU(PointerGetAttributes(6, names, places, block + 20));
+      CHECK_EQ(values[0], (uintptr_t)primary);
+      CHECK_EQ(values[1], block);
+      CHECK_EQ(values[2], sizes[i]);
+      CHECK_EQ(values[3], 0);
+      CHECK_EQ(values[4], id);
+      CHECK_EQ(values[5], 0);
+      CHECK_EQ(cu.PointerGetAttributes(0, names, places, block), CUDA_INVALID_VALUE);
+      CU(MemFree(block));
+      values[3] = 5;
+      CU(PointerGetAttributes(6, names, places, block + 20));
+      CHECK_EQ(values[0], 0);
+      CHECK_EQ((int)values[3], -2);
+      CHECK_EQ(values[4], 0);
+      CHECK_EQ(values[5], block + 20);
+    } else {
+      CU(MemFree(block));
+    }
+    CHECK_EQ(cu.PointerGetAttribute(&value, MEMORY_TYPE, block), CUDA_INVALID_VALUE);
+    /* Whoever gets the address next is somebody else. */
+    CU(CtxSynchronize());
+    CU(MemAlloc(&block, sizes[i]));
+    CHECK(attribute(BUFFER_ID, block) != id);
+    CU(MemFree(block));
+    CU(MemFree(other));
+  }
+}
+
+/* For another process: the whole of one driver allocation, or nothing. With memory by cuMemAlloc that is sometimes so by chance. */
+static void handles_for_other_processes(void) {
+  static const size_t sizes[] = {100, 40000, 100 * MIB, 100 * MIB + 1};
+  unsigned char handle[64];
+  unsigned long long chunk = 0;
+  CUdeviceptr block;
+  size_t i;
+  for (i = 0; i < 4; i++) {
+    int whole = !pooled || sizes[i] >= 100 * MIB;
+    CU(MemAlloc(&block, sizes[i]));
+    CHECK_EQ(cu.IpcGetMemHandle(handle, block), whole ? 0 : CUDA_NOT_SUPPORTED);
+    CHECK_EQ(cu.IpcGetMemHandle(handle, block + 5), whole ? 0 : CUDA_NOT_SUPPORTED);
+    if (cu.MemRetainHandle != NULL) {
+      CHECK_EQ(cu.MemRetainHandle(&chunk, block), CUDA_INVALID_VALUE);
+    }
+    CU(MemFree(block));
+    CHECK_EQ(cu.IpcGetMemHandle(handle, block), CUDA_INVALID_VALUE);
+  }
+}
+
+static size_t free_memory(void) {
+  size_t available = 0, total = 0;
+  CU(MemGetInfo(&available, &total));
+  CHECK_EQ(total, 8 * GIB);
+  CHECK(available <= total);
+  return available;
+}
+
+static void memory_info(void) {
+  static const size_t sizes[] = {100, MIB, 30 * MIB, 100 * MIB, 2 * GIB};
+  size_t before = free_memory(), i, value = 0;
+  CUdeviceptr block;
+  for (i = 0; i < 5; i++) {
+    CU(MemAlloc(&block, sizes[i]));
+    CHECK(free_memory() <= before - sizes[i]);
+    CU(MemFree(block));
+    CHECK_EQ(free_memory(), before);
+  }
+  /* As the driver bears it; the simulated one does not. */
+  CHECK_EQ(cu.MemGetInfo(NULL, &value), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemGetInfo(&value, NULL), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemGetInfo(NULL, NULL), CUDA_INVALID_VALUE);
+}
+
+/* Memory that the device still writes must not be anybody else's: the free waits, or the memory does. */
+static void freed_under_work(void) {
+  static const size_t sizes[] = {4096, 3 * MIB, 100 * MIB};
+  size_t i;
+  for (i = 0; i < 3; i++) {
+    CUstream first, second;
+    CUdeviceptr block, again[4];
+    unsigned word = 0;
+    int at;
+    CU(StreamCreate(&first, NON_BLOCKING));
+    CU(StreamCreate(&second, NON_BLOCKING));
+    CU(MemAlloc(&block, sizes[i]));
+    CHECK_EQ(sim.spin(first, 30000), 0);
+    CU(SetAsync(block, 0xAAAAAAAA, sizes[i] / 4, first));
+    CU(MemFree(block));
+    for (at = 0; at < 4; at++) {
+      CU(MemAlloc(&again[at], sizes[i]));
+      CU(SetAsync(again[at], 0xBBBBBBBB, sizes[i] / 4, second));
+    }
+    CU(StreamSynchronize(first));
+    CU(StreamSynchronize(second));
+    for (at = 0; at < 4; at++) {
+      CU(ToHost(&word, again[at] + sizes[i] - 4, 4));
+      CHECK_EQ(word, 0xBBBBBBBB);
+      CU(MemFree(again[at]));
+    }
+    CU(StreamDestroy(first));
+    CU(StreamDestroy(second));
+  }
+}
+
+static void stream_ordered(void) {
+  CUstream stream, other;
+  CUdeviceptr block, next, base;
+  unsigned word = 0;
+  size_t size = 0;
+  uint64_t live;
+  if (cu.MemAllocAsync == NULL) {
+    check_skip("this version has no stream-ordered memory");
+    return;
+  }
+  CU(StreamCreate(&stream, NON_BLOCKING));
+  CU(StreamCreate(&other, NON_BLOCKING));
+  live = pooled ? stats_of_pool().live_blocks : 0;
+  CU(MemAllocAsync(&block, 5 * MIB, stream));
+  check_served(live);
+  CHECK_EQ(sim.spin(stream, 20000), 0);
+  CU(SetAsync(block, 0x77, 5 * MIB / 4, stream));
+  CU(MemFreeAsync(block, stream));
+  CU(MemAllocAsync(&next, 5 * MIB, other));
+  CU(SetAsync(next, 0x88, 5 * MIB / 4, other));
+  CU(StreamSynchronize(other));
+  CU(StreamSynchronize(stream));
+  CU(ToHost(&word, next, 4));
+  CHECK_EQ(word, 0x88);
+  CHECK_EQ(cu.MemGetAddressRange(&base, &size, next + 5), 0);
+  CHECK_EQ(base, next);
+  CHECK_EQ(size, 5 * MIB);
+  CHECK_EQ(attribute(CONTEXT, next), 0);
+  CHECK_EQ(attribute(RANGE_SIZE, next), 5 * MIB);
+  /* Each kind of memory may be freed the other way. */
+  CU(MemFree(next));
+  CU(MemAlloc(&block, 100));
+  CU(MemFreeAsync(block, stream));
+  CHECK_EQ(cu.MemFreeAsync(block, stream), CUDA_INVALID_VALUE);
+  /* The default streams are the current context's. */
+  CU(MemAllocAsync(&block, 100, NULL));
+  CU(CtxSetCurrent(NULL));
+  CHECK_EQ(cu.MemAllocAsync(&next, 100, NULL), CUDA_INVALID_CONTEXT);
+  CHECK_EQ(cu.MemFreeAsync(block, NULL), CUDA_INVALID_CONTEXT);
+  CU(MemAllocAsync(&next, 100, stream));
+  CU(MemFreeAsync(next, stream));
+  CU(CtxSetCurrent(primary));
+  CU(MemFreeAsync(block, (CUstream)2));
+  CU(StreamSynchronize(stream));
+  CU(StreamSynchronize((CUstream)2));
+  CU(StreamDestroy(stream));
+  CU(StreamDestroy(other));
+}
+
+/* 7 of 8 GiB lie idle in pieces, and then 4 are asked for. */
+static void pieces_give_way(void) {
+  enum { PIECES = 448 };
+  static CUdeviceptr pieces[PIECES];
+  CUdeviceptr large = 0;
+  int i;
+  for (i = 0; i < PIECES; i++) {
+    CU(MemAlloc(&pieces[i], 16 * MIB));
+  }
+  CHECK_EQ(cu.MemAlloc(&large, 4 * GIB), CUDA_OOM);
+  for (i = 0; i < PIECES; i++) {
+    CU(MemFree(pieces[i]));
+  }
+  if (pooled) {
+    CHECK(stats_of_pool().reserved_bytes >= 7 * GIB);
+  }
+  CU(MemAlloc(&large, 4 * GIB));
+  CU(MemFree(large));
+  CU(MemAlloc(&pieces[0], 16 * MIB));
+  CU(MemFree(pieces[0]));
+  /* What the pool does not serve has its memory too. */
+  CU(MemAllocManaged(&large, 7 * GIB, 1));
+  CU(MemFree(large));
+}
+
+static void *free_there(void *ptr) {
+  CHECK_EQ(cu.MemFree((CUdeviceptr)(uintptr_t)ptr), 0);
+  return NULL;
+}
+
+static void freed_by_a_thread_without_context(void) {
+  pthread_t thread;
+  CUdeviceptr block;
+  CU(MemAlloc(&block, 100000));
+  CHECK_EQ(pthread_create(&thread, NULL, free_there, (void *)(uintptr_t)block), 0);
+  pthread_join(thread, NULL);
+  CHECK_EQ(cu.MemFree(block), CUDA_INVALID_VALUE);
+}
+
+static void *churn(void *seed) {
+  uint64_t state = (uintptr_t)seed;
+  CUdeviceptr blocks[16] = {0};
+  int step;
+  CHECK_EQ(cu.CtxSetCurrent(primary), 0);
+  for (step = 0; step < 2000; step++) {
+    size_t at = random_below(&state, 16);
+    if (blocks[at] != 0) {
+      CHECK_EQ(cu.MemFree(blocks[at]), 0);
+    }
+    CHECK_EQ(cu.MemAlloc(&blocks[at], random_size(&state, 20 * MIB)), 0);
+  }
+  for (step = 0; step < 16; step++) {
+    CHECK_EQ(cu.MemFree(blocks[step]), 0);
+  }
+  return NULL;
+}
+
+static void threads(void) {
+  pthread_t thread[4];
+  size_t before = free_memory();
+  uintptr_t i;
+  for (i = 0; i < 4; i++) {
+    CHECK_EQ(pthread_create(&thread[i], NULL, churn, (void *)(i + 1)), 0);
+  }
+  for (i = 0; i < 4; i++) {
+    pthread_join(thread[i], NULL);
+  }
+  CU(CtxSynchronize());
+  CHECK_EQ(free_memory(), before);
+}
+
+int main(int count, char **arguments) {
+  if (count != 3) {
+    return 2;
+  }
+  pooled = strcmp(arguments[2], "pool") == 0;
+  primary = client_start(arguments[1]);
+  helpers_open();
+  RUN(plain_blocks);
+  RUN(wrong_arguments);
+  RUN(wrong_frees);
+  RUN(address_ranges);
+  RUN(attributes);
+  RUN(handles_for_other_processes);
+  RUN(memory_info);
+  RUN(freed_under_work);
+  RUN(stream_ordered);
+  RUN(pieces_give_way);
+  RUN(freed_by_a_thread_without_context);
+  RUN(threads);
+  if (pooled) {
+    CHECK_EQ(stats_of_pool().live_blocks, 0);
+  }
+  return client_result();
+}
