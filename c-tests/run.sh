@@ -45,6 +45,12 @@ oom_info         60 CUDASIM_DRIVER_VERSION=11040
 reclaim          60 -
 reclaim          60 CUDAPOOL_CONF=backend:malloc
 reclaim          60 CUDASIM_DRIVER_VERSION=11040
+pools            90 -
+pools            90 CUDAPOOL_CONF=backend:malloc
+pools            90 CUDASIM_DRIVER_VERSION=11040
+pools_share      90 -
+pools_share      90 CUDAPOOL_CONF=backend:malloc
+pools_share      90 CUDASIM_DRIVER_VERSION=11040
 faults          240 -
 faults          240 CUDAPOOL_CONF=backend:malloc
 hostoom         240 -
