@@ -309,6 +309,8 @@ impl Arena {
         if info.owner != 0 {
             state.owners.subtract(info.owner, block.len);
         }
+        // Its time was noted; what `catch_up_use` finds is what the fast path frees.
+        state.seen = state.heap.seq().saturating_add(1);
         let Release::Stream(key) = release else {
             state.heap.free_pending(&block);
             return Ok(());

@@ -72,8 +72,11 @@ pub fn idlest_first(device: i32) -> impl Iterator<Item = &'static Arena> {
     for arena in on(device) {
         arena.catch_up_use();
     }
-    let order = |a: &Arena| (a.pool() != PoolId::NONE, a.used.load(Relaxed));
-    let mut before = (false, 0);
+    // Arenas that are used meanwhile become the latest once, not again and again: the walk comes to an end.
+    let until = now();
+    let order =
+        move |a: &Arena| (a.pool() != PoolId::NONE, a.used.load(Relaxed).min(until), ptr::from_ref(a).addr());
+    let mut before = (false, 0, 0);
     core::iter::from_fn(move || {
         let rest = on(device).filter(|a| order(a) > before);
         let next = rest.min_by_key(|a| order(a))?;
