@@ -32,8 +32,6 @@ const STEP: u64 = 16;
 struct Entry {
     id: PoolId,
     options: Options,
-    /// It is being destroyed: it gets no new arenas.
-    closing: bool,
 }
 
 static POOLS: Lock<[Option<Entry>; MOST]> = Lock::new([None; MOST]);
@@ -52,7 +50,7 @@ pub fn create(options: Option<Options>) -> Result<u64> {
         bail!(POOL_ERROR_NOT_SUPPORTED, "there are {MOST} pools already");
     };
     let id = PoolId(NEXT.fetch_add(1, Relaxed));
-    *slot = Some(Entry { id, options, closing: false });
+    *slot = Some(Entry { id, options });
     Ok(id.0.saturating_mul(STEP))
 }
 
@@ -85,8 +83,10 @@ pub fn of_handle(handle: u64) -> Result<PoolId> {
     if handle == 0 {
         return Ok(PoolId::DEFAULT);
     }
+    // A forked child must not wait for a lock that a thread of its parent holds.
+    lifecycle::check_running()?;
     let id = PoolId(handle / STEP);
-    if handle.is_multiple_of(STEP) && POOLS.lock().iter().flatten().any(|p| p.id == id && !p.closing) {
+    if handle.is_multiple_of(STEP) && POOLS.lock().iter().flatten().any(|p| p.id == id) {
         return Ok(id);
     }
     bail!(POOL_ERROR_INVALID_ARGUMENT, "{handle:#x} is no pool, or one that has been destroyed");
@@ -102,7 +102,7 @@ pub fn options_of(pool: PoolId) -> Result<Options> {
     if pool == PoolId::DEFAULT {
         return config();
     }
-    match POOLS.lock().iter().flatten().find(|p| p.id == pool && !p.closing) {
+    match POOLS.lock().iter().flatten().find(|p| p.id == pool) {
         Some(entry) => Ok(entry.options),
         None => Err(gone()),
     }
@@ -127,27 +127,31 @@ pub fn destroy(handle: u64) -> Result<()> {
     }
     let api = driver::api()?;
     let id = of_handle(handle)?;
-    if !set_closing(id, true) {
-        return Err(gone());
-    }
     let arenas = || registry::of_pool(id).filter(|arena| !arena.is_lost());
     // Blocks that went with their context do not count, so the driver is asked before.
     for arena in arenas() {
         let _ = arena.check_alive(api);
     }
-    let mut retired = Ok(());
+    end(id)?;
+    // What the device is not finished with, or the driver does not take back now, goes with a later call.
+    registry::empty_retired(api, true);
+    Ok(())
+}
+
+/// Takes the pool out of the table and its arenas from it, or changes nothing.
+fn end(id: PoolId) -> Result<()> {
+    let _no_new_arenas = registry::stop_adding();
+    // Somebody else may have destroyed it first.
+    options_of(id)?;
+    let arenas = || registry::of_pool(id).filter(|arena| !arena.is_lost());
     for arena in arenas() {
-        retired = arena.retire();
-        if retired.is_err() {
-            break;
-        }
+        arena.retire(false)?;
     }
-    if let Err(status) = retired {
-        for arena in registry::of_pool(id) {
-            arena.unretire(id);
+    for arena in arenas() {
+        if let Err(status) = arena.retire(true) {
+            registry::of_pool(id).for_each(|arena| arena.unretire(id));
+            return Err(status);
         }
-        set_closing(id, false);
-        return Err(status);
     }
     for arena in registry::of_pool(id) {
         arena.set_pool(PoolId::NONE);
@@ -155,25 +159,12 @@ pub fn destroy(handle: u64) -> Result<()> {
     if let Some(slot) = POOLS.lock().iter_mut().find(|slot| slot.is_some_and(|p| p.id == id)) {
         *slot = None;
     }
-    // What the device is not finished with, or the driver does not take back now, goes with a later call.
-    registry::empty_retired(api, true);
     Ok(())
 }
 
-/// Takes a pool out of use, or back into it. False if it is so already, or gone.
-fn set_closing(id: PoolId, closing: bool) -> bool {
-    match POOLS.lock().iter_mut().flatten().find(|p| p.id == id) {
-        Some(entry) if entry.closing != closing => {
-            entry.closing = closing;
-            true
-        }
-        _ => false,
-    }
-}
-
 impl Arena {
-    /// Takes the arena from its pool, if nobody holds or is just getting memory of it.
-    fn retire(&self) -> Result<()> {
+    /// Takes the arena from its pool, if nobody holds or is just getting memory of it. Without `really` it only looks whether that is so.
+    fn retire(&self, really: bool) -> Result<()> {
         let mut state = self.lock()?;
         let bytes = state.heap.bytes();
         if bytes.live_blocks > 0 || state.growing > 0 {
@@ -185,7 +176,9 @@ impl Arena {
                 self.device()
             );
         }
-        state.pool = PoolId::NONE;
+        if really {
+            state.pool = PoolId::NONE;
+        }
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use super::host_oom;
 use super::pools::{self, PoolId};
 use crate::arena::Mapper;
 use crate::driver::context::{self, Context};
-use crate::driver::lock::Lock;
+use crate::driver::lock::{Guard, Lock};
 use crate::driver::{self, Api, Ctx};
 use crate::error::{NoHostMemory, Result, Status, bail, fail};
 use crate::logging::log_line;
@@ -205,6 +205,11 @@ pub fn device(api: &Api, device: i32) -> Result<i32> {
         ),
         _ => bail!(POOL_ERROR_INVALID_ARGUMENT, "{device} is no device ordinal"),
     }
+}
+
+/// While this is held no pool gets an arena.
+pub fn stop_adding() -> Guard<'static, ()> {
+    ADDING.lock()
 }
 
 fn add(api: &Api, pool: PoolId, context: Context) -> Result<&'static Arena> {
