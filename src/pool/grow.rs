@@ -73,9 +73,10 @@ impl Arena {
         Bounds { elsewhere: self.held_elsewhere(), total: self.total, spare }
     }
 
-    /// Device memory that the pool holds in other contexts of this device.
+    /// Device memory that the pool holds, or is about to, in other contexts of this device.
     pub(super) fn held_elsewhere(&self) -> u64 {
-        let held = |arena: &Arena| arena.lock().map_or(0, |state| state.on_device());
+        let held =
+            |arena: &Arena| arena.lock().map_or(0, |state| state.on_device().saturating_add(state.growing));
         registry::others_on(self).filter(|a| a.pool() == self.pool()).map(held).fold(0, u64::saturating_add)
     }
 

@@ -157,10 +157,15 @@ impl<'a> Climb<'a> {
     pub fn out_of_memory(&self, api: &Api, want: &Want, capturing: bool) -> Status {
         let arena = self.arena;
         let asked = relaxed(api, || arena.mapper.device_memory(api));
-        let pools = held_on(arena.device());
+        let (pools, elsewhere) = (held_on(arena.device()), arena.held_elsewhere());
         let Ok(mut state) = arena.lock() else { return Status::POOL_ERROR_INTERNAL };
         state.counters.oom = state.counters.oom.wrapping_add(1);
-        let info = state.oom_info(self, want, asked.unwrap_or((0, arena.total)), pools, capturing);
+        let mut info = state.oom_info(self, want, asked.unwrap_or((0, arena.total)), pools);
+        // The limit is one for all contexts of the device, and only for device memory.
+        let held = info.live.saturating_sub(state.spilled.bytes).saturating_add(elsewhere);
+        let limit = state.options.limit(arena.total);
+        let limited = limit < arena.total && held.saturating_add(want.size) > limit;
+        info.advice = info.advise(limited, capturing);
         remember(info);
         fail(Status::POOL_ERROR_OUT_OF_MEMORY, format_args!("{info}"))
     }
@@ -175,14 +180,7 @@ fn held_on(device: i32) -> u64 {
 }
 
 impl State {
-    fn oom_info(
-        &mut self,
-        climb: &Climb,
-        want: &Want,
-        device: (u64, u64),
-        pools: u64,
-        capturing: bool,
-    ) -> OomInfo {
+    fn oom_info(&mut self, climb: &Climb, want: &Want, device: (u64, u64), pools: u64) -> OomInfo {
         let bytes = self.heap.bytes();
         let stream = self.stream(want.key).unwrap_or(SHARED);
         let limit = self.options.limit(climb.arena.total);
@@ -191,7 +189,7 @@ impl State {
         for (slot, owner) in owners.iter_mut().zip(self.owners.largest::<OWNERS>()) {
             *slot = owner.map_or(([0; TAG_SIZE], 0), |Owner { tag, live_bytes }| (tag, live_bytes));
         }
-        let mut info = OomInfo {
+        OomInfo {
             requested: want.size,
             device: climb.arena.device(),
             tried: climb.tried,
@@ -210,22 +208,19 @@ impl State {
             foreign: device_total.saturating_sub(device_free).saturating_sub(pools),
             owners,
             advice: Advice::None,
-        };
-        info.advice = info.advise(limit, capturing);
-        info
+        }
     }
 }
 
 impl OomInfo {
     /// The first that fits, from what is easiest to change to what is hardest.
-    fn advise(&self, limit: u64, capturing: bool) -> Advice {
+    /// `limited`: the pool's limit leaves no room beside its live blocks.
+    fn advise(&self, limited: bool, capturing: bool) -> Advice {
         let wanted = self.requested;
         if capturing && self.cached.saturating_add(self.pending).saturating_add(self.device_free) >= wanted {
             return Advice::EndCapture;
         }
-        // The limit is one for all contexts of the device.
-        let elsewhere = self.pools.saturating_sub(self.reserved);
-        if limit < self.device_total && self.live.saturating_add(elsewhere).saturating_add(wanted) > limit {
+        if limited {
             return Advice::RaiseLimit;
         }
         if self.device_free.saturating_add(self.cached) >= wanted {
@@ -319,11 +314,11 @@ mod tests {
 
     #[test]
     fn advice_fits_the_numbers() {
-        assert_eq!(info(500, 0, 50, 10).advise(u64::MAX, false), Advice::UseLess);
-        assert_eq!(info(500, 0, 50, 400).advise(u64::MAX, false), Advice::FreeForeign);
-        assert_eq!(info(500, 80, 50, 10).advise(u64::MAX, false), Advice::Defragment);
-        assert_eq!(info(500, 0, 500, 0).advise(550, false), Advice::RaiseLimit);
-        assert_eq!(info(500, 200, 50, 0).advise(u64::MAX, true), Advice::EndCapture);
-        assert_eq!(info(500, 20, 50, 0).advise(u64::MAX, true), Advice::UseLess);
+        assert_eq!(info(500, 0, 50, 10).advise(false, false), Advice::UseLess);
+        assert_eq!(info(500, 0, 50, 400).advise(false, false), Advice::FreeForeign);
+        assert_eq!(info(500, 80, 50, 10).advise(false, false), Advice::Defragment);
+        assert_eq!(info(500, 0, 500, 0).advise(true, false), Advice::RaiseLimit);
+        assert_eq!(info(500, 200, 50, 0).advise(false, true), Advice::EndCapture);
+        assert_eq!(info(500, 20, 50, 0).advise(false, true), Advice::UseLess);
     }
 }
