@@ -20,6 +20,9 @@ use std::time::Instant;
 
 /// How often a request waits for freed memory that other threads then get. A limit, because others may go on for ever.
 const SETTLE_ROUNDS: usize = 64;
+/// How long it waits for one arena before it looks at the next, at first and at most.
+const SHORTEST_SLICE: Duration = Duration::from_millis(1);
+const LONGEST_SLICE: Duration = Duration::from_millis(32);
 /// How long a request that waits for frees lets the device work on before it asks again, at first and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
@@ -146,30 +149,39 @@ impl Arena {
         if why == Why::Reserve {
             match climb.rung(2, || self.grow(api, want, Idle::Remap))? {
                 Attempt::Served(address) => return Ok(Some(address)),
-                Attempt::Refused(reason) => why = reason,
+                Attempt::Refused(_) => {}
             }
         }
         climb.refused = true;
         // Rung 5: what is freed but not finished with.
         let deadline = self.lock()?.options.deadline();
-        if let Some(address) = climb.rung(5, || self.settle_for(api, want, why, deadline))? {
-            return Ok(Some(address));
+        match climb.rung(5, || self.settle_for(api, want, deadline))? {
+            Attempt::Served(address) => return Ok(Some(address)),
+            Attempt::Refused(reason) => why = reason,
         }
         // Rung 6: other runtimes' caches.
-        if !callbacks::is_inside()
-            && callbacks::any()
-            && let Some(address) = climb.rung(6, || self.ask_callbacks(api, want, deadline))?
-        {
-            return Ok(Some(address));
+        if !callbacks::is_inside() && callbacks::any() {
+            match climb.rung(6, || self.ask_callbacks(api, want, why, deadline))? {
+                Attempt::Served(address) => return Ok(Some(address)),
+                Attempt::Refused(reason) => why = reason,
+            }
         }
         // Rung 7: everything idle on the device.
-        climb.rung(7, || {
+        climb.rung(7, || self.empty_everything(api, want, why))
+    }
+
+    fn empty_everything(&self, api: &Api, want: &Want, why: Why) -> Result<Option<u64>> {
+        let mut why = why;
+        // Once more where the pool's limit was in the way, and the device is now.
+        for _ in 0..2 {
             self.release_elsewhere(api, u64::MAX, why);
             match self.grow_with_idle(api, want, u64::MAX)? {
-                Attempt::Served(address) => Ok(Some(address)),
-                Attempt::Refused(_) => self.search(want),
+                Attempt::Served(address) => return Ok(Some(address)),
+                Attempt::Refused(reason) if reason == why => break,
+                Attempt::Refused(reason) => why = reason,
             }
-        })
+        }
+        self.search(want)
     }
 
     fn search_anywhere(&self, want: &Want) -> Result<Option<u64>> {
@@ -180,32 +192,44 @@ impl Arena {
         found
     }
 
-    /// Waits for what is freed but not finished with. Again while other threads win what this one waited for.
-    fn settle_for(&self, api: &Api, want: &Want, why: Why, deadline: Instant) -> Result<Option<u64>> {
+    /// Waits for what is freed but not finished with, here and in the arenas that help, until the request can be served. Again while other
+    /// threads win what this one waited for.
+    fn settle_for(&self, api: &Api, want: &Want, deadline: Instant) -> Result<Attempt> {
         // Something may have come after the search before this one.
         let mut seen = self.lock()?.progress().wrapping_sub(1);
-        for round in 0..SETTLE_ROUNDS {
+        let (mut slice, mut rounds) = (SHORTEST_SLICE, 0);
+        loop {
             // What is finished may do, once it is moved; but in the end all of it is waited for.
-            let enough = if round < SETTLE_ROUNDS / 2 { want.size } else { u64::MAX };
-            let (waited, served) = self.wait_and_search(api, want, deadline, Some((enough, &mut seen)))?;
-            if served.is_some() {
-                return Ok(served);
+            let enough = if rounds < SETTLE_ROUNDS / 2 { want.size } else { u64::MAX };
+            // Each arena gets a little time in turn: what one waits for long, another one may have at once.
+            let until = deadline.min(Instant::now() + slice);
+            slice = (slice * 2).min(LONGEST_SLICE);
+            let (waited, served) = self.wait_and_search(api, want, until, Some((enough, &mut seen)))?;
+            if let Some(address) = served {
+                return Ok(Attempt::Served(address));
             }
-            if let Attempt::Served(address) = self.grow_with_idle(api, want, want.size)? {
-                return Ok(Some(address));
-            }
+            let mut unsettled = waited == Waited::TimeIsUp;
+            let why = match self.grow_with_idle(api, want, want.size)? {
+                Attempt::Refused(why) => why,
+                served => return Ok(served),
+            };
             for arena in self.helpers(why) {
                 // One whose context is gone, or that is in trouble itself, is no help, and no reason to fail.
-                let _ = arena.wait_for_idle(api, deadline, want.size);
+                let waited = arena.wait_for_idle(api, until, want.size);
+                unsettled |= waited == Ok(Waited::TimeIsUp);
             }
-            if let Attempt::Served(address) = self.grow_with_others(api, want, why)? {
-                return Ok(Some(address));
+            let why = match self.grow_with_others(api, want, why)? {
+                Attempt::Refused(why) => why,
+                served => return Ok(served),
+            };
+            if unsettled && Instant::now() < deadline {
+                continue;
             }
-            if waited == Waited::GaveUp || !self.lock()?.is_unsettled() {
-                break;
+            rounds += 1;
+            if waited != Waited::Settled || rounds == SETTLE_ROUNDS || !self.lock()?.is_unsettled() {
+                return Ok(Attempt::Refused(why));
             }
         }
-        Ok(None)
     }
 
     /// Rung 8: waits its turn, and for what other threads free.
@@ -282,30 +306,26 @@ impl Arena {
     }
 
     /// Waits until chunks of so many bytes are idle, or nothing is left to wait for.
-    pub(super) fn wait_for_idle(&self, api: &Api, deadline: Instant, bytes: u64) -> Result<()> {
+    pub(super) fn wait_for_idle(&self, api: &Api, deadline: Instant, bytes: u64) -> Result<Waited> {
         if self.lock()?.has_idle(bytes) {
-            return Ok(());
+            return Ok(Waited::Settled);
         }
         let mut seen = self.lock()?.progress();
-        self.wait(api, deadline, |state| Ok(state.has_more_idle(bytes, &mut seen))).map(drop)
+        self.wait(api, deadline, |state| Ok(state.has_more_idle(bytes, &mut seen)))
     }
 
-    /// Whatever callbacks claim, what counts is whether the request can be served.
-    fn ask_callbacks(&self, api: &Api, want: &Want, deadline: Instant) -> Result<Option<u64>> {
-        callbacks::ask(
-            self.device(),
-            || want.size,
-            |_| {
-                // Their frees may have come to this pool, or have gone to the driver.
-                if let (_, Some(address)) = self.wait_and_search(api, want, deadline, None)? {
-                    return Ok(Some(address));
-                }
-                match self.grow_with_idle(api, want, want.size)? {
-                    Attempt::Served(address) => Ok(Some(address)),
-                    Attempt::Refused(_) => Ok(None),
-                }
-            },
-        )
+    /// Whatever callbacks claim, what counts is whether the request can be served. Their frees may have come to any pool, or have gone to the driver.
+    fn ask_callbacks(&self, api: &Api, want: &Want, why: Why, deadline: Instant) -> Result<Attempt> {
+        let mut why = why;
+        let ask = |_| match self.settle_for(api, want, deadline)? {
+            Attempt::Served(address) => Ok(Some(address)),
+            Attempt::Refused(reason) => {
+                why = reason;
+                Ok(None)
+            }
+        };
+        let served = callbacks::ask(self.device(), || want.size, ask)?;
+        Ok(served.map_or(Attempt::Refused(why), Attempt::Served))
     }
 
     /// Searches the lists, after all that is idle has been made to coalesce.

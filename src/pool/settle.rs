@@ -35,8 +35,10 @@ pub enum Polled {
 pub enum Waited {
     /// Nothing is left to wait for.
     Settled,
-    /// Time ran out, or a capture forbids waiting.
-    GaveUp,
+    /// Time ran out.
+    TimeIsUp,
+    /// No word will come: a capture forbids asking, or the driver answers with an error.
+    InVain,
 }
 
 impl Arena {
@@ -208,8 +210,11 @@ impl Arena {
             }
             let marked = !state.marks.is_empty() || state.streams.iter().any(|s| !s.marks.is_empty());
             drop(state);
-            if !(covered || marked) || polled == Polled::Failed || Instant::now() >= deadline {
-                return Ok(Waited::GaveUp);
+            if !(covered || marked) || polled == Polled::Failed {
+                return Ok(Waited::InVain);
+            }
+            if Instant::now() >= deadline {
+                return Ok(Waited::TimeIsUp);
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_micros(500));
