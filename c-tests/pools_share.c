@@ -24,16 +24,18 @@ static void idle_memory_serves_any_pool(void) {
   for (from = 0; from < 3; from++) {
     for (to = 0; to < 3; to++) {
       for (elsewhere = 0; elsewhere < 2; elsewhere++) {
+        uint64_t refused;
         void *block;
         CU(CtxSetCurrent(first));
         pools[1] = new_pool(NULL);
         pools[2] = new_pool(NULL);
         idle_on(pools[from], 14, GIB / 2);
         CU(CtxSetCurrent(elsewhere ? second : first));
+        refused = pool_stats_of(pools[to], 0).oom_count;
         block = take(pools[to], 6 * GIB);
         CHECK(info_of(block).pool == pools[to]);
         CHECK_POOLS(pools, 3, 0);
-        CHECK_EQ(pool_stats_of(pools[to], 0).oom_count, 0);
+        CHECK_EQ(pool_stats_of(pools[to], 0).oom_count, refused);
         give(block);
         CHECK_STATUS(POOL_OK, pool_destroy(pools[1]));
         CHECK_STATUS(POOL_OK, pool_destroy(pools[2]));
@@ -67,6 +69,8 @@ static void the_least_recently_used_pool_gives_first(void) {
     CHECK_EQ(held_by(old[orders[order][1]]), 2 * GIB);
     CHECK_EQ(held_by(old[orders[order][2]]), 2 * GIB);
     give(block);
+    CU(CtxSynchronize());
+    CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, SIZE_MAX, NULL)); /* to see that it is finished with */
     block = take(NULL, 4 * GIB);
     CHECK_EQ(held_by(old[orders[order][0]]), 0);
     CHECK_EQ(held_by(old[orders[order][1]]), GIB);
@@ -194,6 +198,8 @@ static void own_slow_frees_do_not_hide_other_pools_memory(void) {
     pool_t *other = new_pool(NULL);
     void *mine = take_on(NULL, GIB, slow), *theirs = take_on(other, 4 * GIB, quick), *block;
     double start;
+    /* With one stream only, a pool does not note when that has got how far. */
+    CHECK_STATUS(POOL_OK, pool_free_async(take_on(other, 2 * MIB, slow), slow));
     if (by_malloc && sim.set_free_waits != NULL) {
       sim.set_free_waits(0); /* what cuMemFree waits for is not the library's choice */
     }
@@ -277,6 +283,7 @@ static void pools_in_use_do_not_keep_the_answer(void) {
   pthread_t threads[THREADS];
   void *live = take(NULL, 7 * GIB);
   int i;
+  /* Nothing the others hold would do. */
   stop = 0;
   for (i = 0; i < THREADS; i++) {
     pools[i] = new_pool(NULL);
@@ -285,7 +292,7 @@ static void pools_in_use_do_not_keep_the_answer(void) {
   sleep_ms(20);
   for (i = 0; i < 40; i++) {
     double start = now_ms();
-    refuse(NULL, GIB);
+    refuse(NULL, GIB + 200 * MIB);
     if (!CHECK(now_ms() - start < SOON_MS)) {
       break;
     }
