@@ -309,6 +309,40 @@ static void frees_under_way_outlive_the_pool(void) {
   CU(StreamDestroy(stream));
 }
 
+/* What is left goes back with a later call, and no pool's end waits for all that others have left, one after the other. */
+static void leftovers_go_back_later(void) {
+  enum { POOLS = 5, SETTLE_MS = 300 };
+  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  pool_options options = default_options();
+  pool_t *pools[POOLS];
+  int version = 0, i;
+  double start;
+  CU(DriverGetVersion(&version));
+  if (!needs_sim() || version < 12050) { /* older ones can only be waited for */
+    CU(StreamDestroy(stream));
+    return;
+  }
+  sim.set_free_waits(0);
+  options.settle_ms = SETTLE_MS;
+  for (i = 0; i < POOLS; i++) {
+    pools[i] = new_pool(&options);
+    give(take(pools[i], 5 * MIB));
+    CHECK_STATUS(POOL_OK, pool_free_async(take_on(pools[i], 5 * MIB, stream), stream));
+    if (i == 0) {
+      busy(stream, (POOLS + 1) * SETTLE_MS);
+    }
+  }
+  for (i = 0; i < POOLS; i++) {
+    start = now_ms();
+    destroy(pools[i]);
+    CHECK(now_ms() - start < 2 * SETTLE_MS);
+  }
+  CHECK(sim.used_bytes(0) > 0);
+  CHECK_TRIMS_TO_ZERO(0);
+  sim.set_free_waits(1);
+  CU(StreamDestroy(stream));
+}
+
 /* Memory that a destroyed pool could not return is the first to serve others. */
 static void memory_of_destroyed_pools_serves_others(void) {
   CUstream stream = new_stream(STREAM_NON_BLOCKING);
@@ -443,6 +477,7 @@ int main(void) {
   RUN(limits_hold_for_all_contexts);
   RUN(a_pool_with_live_blocks_is_not_destroyed);
   RUN(frees_under_way_outlive_the_pool);
+  RUN(leftovers_go_back_later);
   RUN(memory_of_destroyed_pools_serves_others);
   RUN(late_pointers_are_told);
   RUN(pools_come_and_go);

@@ -32,6 +32,7 @@ use core::sync::atomic::{AtomicBool, Ordering::*};
 use options::{Options, Order};
 use order::StreamKey;
 use pools::PoolId;
+use std::time::Instant;
 
 pub use arena::Found;
 pub use owners::{TAG_SIZE, Tag};
@@ -349,9 +350,10 @@ pub fn trim(pool: PoolId, device: i32, keep: u64) -> Result<u64> {
     let device = registry::device(api, device)?;
     let mut released = 0u64;
     let mut keep = keep;
-    registry::empty_retired(api, false);
+    registry::empty_retired(api, Instant::now());
+    let deadline = pools::options_of(pool)?.deadline();
     for arena in registry::on(device).filter(|a| a.pool() == pool) {
-        match arena.trim(api, keep) {
+        match arena.trim(api, keep, deadline) {
             Ok((bytes, kept)) => {
                 released = released.saturating_add(bytes);
                 keep = keep.saturating_sub(kept);

@@ -132,9 +132,10 @@ pub fn destroy(handle: u64) -> Result<()> {
     for arena in arenas() {
         let _ = arena.check_alive(api);
     }
+    let options = options_of(id)?;
     end(id)?;
     // What the device is not finished with, or the driver does not take back now, goes with a later call.
-    registry::empty_retired(api, true);
+    registry::empty_retired(api, options.deadline());
     Ok(())
 }
 

@@ -17,6 +17,7 @@ use crate::pool::options::{Backend, Options};
 use crate::pool::order::StreamKey;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::time::Instant;
 
 /// Most arenas in the life of a process. A limit, because lost ones stay known and every free may have to look at them.
 const MOST: usize = 1024;
@@ -85,17 +86,12 @@ pub fn idlest_first(device: i32) -> impl Iterator<Item = &'static Arena> {
     })
 }
 
-/// Gives the memory of destroyed pools back as far as it is idle. With `settle` what is still in use on the device is waited for, as long
-/// as the option `settle_ms` of its pool says.
-pub fn empty_retired(api: &Api, settle: bool) {
+/// Gives the memory of destroyed pools back, as far as the device is finished with it by `deadline`.
+pub fn empty_retired(api: &Api, deadline: Instant) {
     for arena in all().filter(|a| a.pool() == PoolId::NONE && !a.is_lost()) {
         if arena.lock().is_ok_and(|state| state.heap.bytes().mapped > 0) {
             // What fails now is tried again by the next call that gets here.
-            let _ = if settle {
-                arena.trim(api, 0).map(drop)
-            } else {
-                arena.release_idle(api, u64::MAX).map(drop)
-            };
+            let _ = arena.trim(api, 0, deadline);
         }
     }
 }
@@ -250,7 +246,7 @@ fn is_earlier_life(arena: &Arena, context: Context) -> bool {
 fn revive(api: &Api, pool: PoolId, context: Context, options: &Options) -> Option<&'static Arena> {
     let left = || of_pool(PoolId::NONE).filter(|a| !a.is_lost() && a.mapper.context == context);
     left().next()?;
-    empty_retired(api, false);
+    empty_retired(api, Instant::now());
     let made_so = |a: &Arena| a.lock().is_ok_and(|state| state.options.backend == options.backend);
     let fits = |a: &&Arena| made_so(a) || (options.backend != Backend::Malloc && a.mapper.range.is_some());
     let arena = left().filter(fits).find(|a| a.start_over(pool, options))?;

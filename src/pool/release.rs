@@ -11,6 +11,7 @@ use crate::error::{NoHostMemory, Result, Status, fail};
 use crate::heap::{Chunk, Heap};
 use crate::logging::log_line;
 use core::sync::atomic::Ordering::*;
+use std::time::Instant;
 
 impl Arena {
     /// Tries again to be rid of what the driver would not take back.
@@ -142,9 +143,9 @@ impl Arena {
         self.release_where(api, u64::MAX, &|_, chunk| chunk.own)
     }
 
-    /// Gives back idle memory until at most `keep` bytes stay cached. Returns the bytes given back, and those still cached.
-    pub fn trim(&self, api: &Api, keep: u64) -> Result<(u64, u64)> {
-        let deadline = self.lock()?.options.deadline();
+    /// Gives back idle memory until at most `keep` bytes stay cached, and waits until `deadline` for more of it. Returns the bytes given back,
+    /// and those still cached.
+    pub fn trim(&self, api: &Api, keep: u64, deadline: Instant) -> Result<(u64, u64)> {
         if !self.is_captured() {
             self.wait(api, deadline, |_| Ok(false))?;
         }
