@@ -1,5 +1,5 @@
-//! Conformance: one set of checks over both kinds of chunk, all kinds of streams, and both orders, on the simulated
-//! driver.
+//! Conformance: one set of checks over both kinds of chunk, all kinds of streams, both orders, and pools of both kinds, on
+//! the simulated driver.
 //!
 //! Each combination runs in a process of its own: the backend is fixed at first use, and counters are the process's.
 //! Every allocation, free and trim of every check goes through [`Lab`], which holds the library to a model of what is
@@ -19,6 +19,7 @@ use cudapool::ffi::types::*;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 const SIM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/sim");
 const SIM_LIBRARY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/sim/libcuda.so.1");
@@ -59,6 +60,8 @@ struct Case {
     backend: Backend,
     kind: Kind,
     order: Order,
+    /// In a pool of `pool_create`, not the default one.
+    created: bool,
 }
 
 type Check = (&'static str, fn(&mut Lab));
@@ -89,45 +92,88 @@ fn conform(test: &str, case: Case) {
         // SAFETY: no handler is installed; the signal ends the process.
         unsafe { libc::alarm(120) };
         let mut lab = Lab::new(case);
+        if case.created {
+            create_pool();
+        }
         for (name, check) in CHECKS {
             println!("{case:?}: {name}");
             check(&mut lab);
             lab.comes_to_nothing();
         }
+        // SAFETY: any handle may be passed.
+        let destroyed = unsafe { pool_destroy(pool()) };
+        assert_eq!(destroyed, if case.created { POOL_OK } else { POOL_ERROR_INVALID_ARGUMENT });
         assert_eq!(lab.cuda.cudasim_misuse_count(), 0, "the driver was misused");
     }));
 }
 
 macro_rules! cases {
-    ($($name:ident: $backend:ident $kind:ident $order:ident;)*) => {$(
+    ($($name:ident: $backend:ident $kind:ident $order:ident $created:literal;)*) => {$(
         #[test]
         fn $name() {
-            let case = Case { backend: Backend::$backend, kind: Kind::$kind, order: Order::$order };
+            let case = Case { backend: Backend::$backend, kind: Kind::$kind, order: Order::$order, created: $created };
             conform(stringify!($name), case);
         }
     )*};
 }
 
 cases! {
-    vmm_legacy_stream_ordered: Vmm Legacy Stream;
-    vmm_legacy_device_ordered: Vmm Legacy Device;
-    vmm_per_thread_stream_ordered: Vmm PerThread Stream;
-    vmm_per_thread_device_ordered: Vmm PerThread Device;
-    vmm_blocking_stream_ordered: Vmm Blocking Stream;
-    vmm_blocking_device_ordered: Vmm Blocking Device;
-    vmm_non_blocking_stream_ordered: Vmm NonBlocking Stream;
-    vmm_non_blocking_device_ordered: Vmm NonBlocking Device;
-    malloc_legacy_stream_ordered: Malloc Legacy Stream;
-    malloc_legacy_device_ordered: Malloc Legacy Device;
-    malloc_per_thread_stream_ordered: Malloc PerThread Stream;
-    malloc_per_thread_device_ordered: Malloc PerThread Device;
-    malloc_blocking_stream_ordered: Malloc Blocking Stream;
-    malloc_blocking_device_ordered: Malloc Blocking Device;
-    malloc_non_blocking_stream_ordered: Malloc NonBlocking Stream;
-    malloc_non_blocking_device_ordered: Malloc NonBlocking Device;
+    vmm_legacy_stream_ordered: Vmm Legacy Stream false;
+    vmm_legacy_device_ordered: Vmm Legacy Device false;
+    vmm_per_thread_stream_ordered: Vmm PerThread Stream false;
+    vmm_per_thread_device_ordered: Vmm PerThread Device false;
+    vmm_blocking_stream_ordered: Vmm Blocking Stream false;
+    vmm_blocking_device_ordered: Vmm Blocking Device false;
+    vmm_non_blocking_stream_ordered: Vmm NonBlocking Stream false;
+    vmm_non_blocking_device_ordered: Vmm NonBlocking Device false;
+    malloc_legacy_stream_ordered: Malloc Legacy Stream false;
+    malloc_legacy_device_ordered: Malloc Legacy Device false;
+    malloc_per_thread_stream_ordered: Malloc PerThread Stream false;
+    malloc_per_thread_device_ordered: Malloc PerThread Device false;
+    malloc_blocking_stream_ordered: Malloc Blocking Stream false;
+    malloc_blocking_device_ordered: Malloc Blocking Device false;
+    malloc_non_blocking_stream_ordered: Malloc NonBlocking Stream false;
+    malloc_non_blocking_device_ordered: Malloc NonBlocking Device false;
+    created_vmm_per_thread_device_ordered: Vmm PerThread Device true;
+    created_vmm_non_blocking_stream_ordered: Vmm NonBlocking Stream true;
+    created_malloc_legacy_stream_ordered: Malloc Legacy Stream true;
+    created_malloc_blocking_device_ordered: Malloc Blocking Device true;
 }
 
 // ---- the lab ----
+
+/// The pool under test; NULL for the default one.
+static POOL: AtomicPtr<pool_t> = AtomicPtr::new(ptr::null_mut());
+
+fn pool() -> *mut pool_t {
+    POOL.load(Relaxed)
+}
+
+fn create_pool() {
+    let mut pool = ptr::null_mut();
+    // SAFETY: no options, and a place for a pointer.
+    assert_eq!(unsafe { pool_create(ptr::null(), &mut pool) }, POOL_OK);
+    POOL.store(pool, Relaxed);
+}
+
+/// What `pool_alloc_async` and `pool_alloc` ask for, said explicitly.
+fn plain_request(size: usize, way: Way) -> pool_request {
+    let (flags, stream) = match way {
+        Way::Stream(handle) => (POOL_REQUEST_STREAM_ORDERED, stream_pointer(handle)),
+        Way::Device => (0, ptr::null_mut()),
+    };
+    pool_request {
+        struct_size: size_of::<pool_request>(),
+        pool: pool(),
+        size,
+        alignment: 0,
+        device: POOL_DEVICE_CURRENT,
+        reserved: 0,
+        flags,
+        stream,
+        owner: ptr::null(),
+    }
+}
 
 /// Through which calls a block comes or goes.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -191,6 +237,9 @@ fn received(call: impl FnOnce(*mut *mut c_void) -> pool_status) -> Result<u64, p
 fn raw_alloc(size: usize, way: Way) -> Result<u64, pool_status> {
     // SAFETY: `out` is a place for a pointer, the stream is alive.
     received(|out| unsafe {
+        if !pool().is_null() {
+            return pool_alloc_with(out, &plain_request(size, way));
+        }
         match way {
             Way::Stream(handle) => pool_alloc_async(out, size, stream_pointer(handle)),
             Way::Device => pool_alloc(out, size),
@@ -212,7 +261,7 @@ fn raw_free(address: u64, way: Way) -> pool_status {
 fn statistics() -> pool_stats {
     let mut stats = pool_stats { struct_size: size_of::<pool_stats>(), ..Default::default() };
     // SAFETY: the struct says how long it is.
-    assert_eq!(unsafe { pool_get_stats(ptr::null_mut(), 0, &mut stats) }, POOL_OK);
+    assert_eq!(unsafe { pool_get_stats(pool(), 0, &mut stats) }, POOL_OK);
     stats
 }
 
@@ -359,21 +408,7 @@ impl Lab {
         owner: *const i8,
     ) -> Result<Block, pool_status> {
         let way = self.way();
-        let (flags, stream) = match way {
-            Way::Stream(handle) => (POOL_REQUEST_STREAM_ORDERED, stream_pointer(handle)),
-            Way::Device => (0, ptr::null_mut()),
-        };
-        let request = pool_request {
-            struct_size: size_of::<pool_request>(),
-            pool: ptr::null_mut(),
-            size,
-            alignment,
-            device: POOL_DEVICE_CURRENT,
-            reserved: 0,
-            flags,
-            stream,
-            owner: owner.cast(),
-        };
+        let request = pool_request { alignment, owner: owner.cast(), ..plain_request(size, way) };
         // SAFETY: the request says how long it is, and its owner is NULL or terminated.
         let at = received(|out| unsafe { pool_alloc_with(out, &request) })?;
         assert_eq!(at % alignment.max(1) as u64, 0, "{at:#x} at alignment {alignment}");
@@ -406,7 +441,7 @@ impl Lab {
         let before = self.check_books().reserved_bytes;
         let mut released = 1;
         // SAFETY: the place for the bytes is a local.
-        assert_eq!(unsafe { pool_trim(ptr::null_mut(), 0, keep, &mut released) }, POOL_OK);
+        assert_eq!(unsafe { pool_trim(pool(), 0, keep, &mut released) }, POOL_OK);
         assert_eq!(self.check_books().reserved_bytes, before - released as u64);
         released as u64
     }

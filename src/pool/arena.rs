@@ -296,7 +296,7 @@ impl Arena {
 
     fn put_back(&self, api: &Api, address: u64, release: Release) -> Result<()> {
         if let Release::Stream(key) = release
-            && !((key.handle > PER_THREAD || registry::is_only_context(self)) && self.knows(key))
+            && !((key.handle > PER_THREAD || registry::is_one_context()) && self.knows(key))
             && self.is_foreign(api, key)
         {
             return self.free_foreign(api, address, key);

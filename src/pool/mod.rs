@@ -198,7 +198,8 @@ pub fn allocate(request: &Request) -> Result<u64> {
         let device = if named { registry::device(api, request.device)? } else { ANY_DEVICE };
         if want.key.handle > order::PER_THREAD {
             // The stream says which context: no event of another one would cover what is freed on it.
-            let arena = registry::for_stream(api, pool, want.key)?;
+            let known = registry::only_of(pool).filter(|a| a.knows(want.key));
+            let arena = known.map_or_else(|| registry::for_stream(api, pool, want.key), Ok)?;
             if named && arena.device() != device {
                 bail!(
                     POOL_ERROR_INVALID_ARGUMENT,
@@ -208,7 +209,12 @@ pub fn allocate(request: &Request) -> Result<u64> {
             }
             return Ok(arena);
         }
-        if named { registry::on_device(api, pool, device) } else { registry::current(api, pool) }
+        let known = registry::only_of(pool).filter(|a| !want.key.is_device_order() && a.knows(want.key));
+        match known {
+            Some(arena) => Ok(arena),
+            None if named => registry::on_device(api, pool, device),
+            None => registry::current(api, pool),
+        }
     };
     if request.stream.is_none() {
         living(api, find)?.allocate(api, &want)

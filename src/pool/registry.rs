@@ -16,7 +16,7 @@ use crate::logging::log_line;
 use crate::pool::options::{Backend, Options};
 use crate::pool::order::StreamKey;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 use std::time::Instant;
 
 /// Most arenas in the life of a process. A limit, because lost ones stay known and every free may have to look at them.
@@ -26,6 +26,8 @@ static ARENAS: [AtomicPtr<Arena>; MOST] = [const { AtomicPtr::new(ptr::null_mut(
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The default pool's arena in a program that has one device and has shown one context.
 static ONLY: AtomicPtr<Arena> = AtomicPtr::new(ptr::null_mut());
+/// The program has shown one device and one context.
+static ONE_CONTEXT: AtomicBool = AtomicBool::new(false);
 static ADDING: Lock<()> = Lock::new(());
 /// Counts uses of arenas, to tell which was used least recently.
 static CLOCK: AtomicU64 = AtomicU64::new(0);
@@ -103,9 +105,14 @@ pub fn only() -> Option<&'static Arena> {
     unsafe { ONLY.load(Acquire).as_ref() }
 }
 
-/// Whether the arena is in that one context.
-pub fn is_only_context(arena: &Arena) -> bool {
-    only().is_some_and(|only| only.mapper.context == arena.mapper.context)
+/// Whether the program has shown one device and one context, so that the driver need not be asked for it.
+pub fn is_one_context() -> bool {
+    ONE_CONTEXT.load(Acquire)
+}
+
+/// The same of any pool.
+pub fn only_of(pool: PoolId) -> Option<&'static Arena> {
+    of_pool(pool).find(|a| !a.is_lost()).filter(|_| is_one_context())
 }
 
 /// The arena that an address belongs to.
@@ -140,6 +147,7 @@ pub fn count_oom(pool: PoolId) {
 pub fn forget(arena: &Arena) {
     let arena = ptr::from_ref(arena).cast_mut();
     let _ = ONLY.compare_exchange(arena, ptr::null_mut(), AcqRel, Relaxed);
+    ONE_CONTEXT.store(false, Release);
 }
 
 /// The living arena of a pool in a context.
@@ -258,9 +266,10 @@ fn revive(api: &Api, pool: PoolId, context: Context, options: &Options) -> Optio
 /// Finds out whether the program has shown one device and one context, in which the default pool has an arena.
 fn find_only() {
     let living = || all().filter(|a| !a.is_lost());
-    let only = living().find(|a| a.pool() == PoolId::DEFAULT).filter(|only| {
-        driver::device_count() == 1 && living().all(|a| a.mapper.context == only.mapper.context)
-    });
+    let first = living().next().map(|a| a.mapper.context);
+    let one = driver::device_count() == 1 && living().all(|a| Some(a.mapper.context) == first);
+    let only = living().find(|a| a.pool() == PoolId::DEFAULT && one);
+    ONE_CONTEXT.store(one, Release);
     ONLY.store(only.map_or(ptr::null_mut(), |only| ptr::from_ref(only).cast_mut()), Release);
 }
 
