@@ -51,6 +51,9 @@ pools            90 CUDASIM_DRIVER_VERSION=11040
 pools_share      90 -
 pools_share      90 CUDAPOOL_CONF=backend:malloc
 pools_share      90 CUDASIM_DRIVER_VERSION=11040
+pools_life       90 -
+pools_life       90 CUDAPOOL_CONF=backend:malloc
+pools_life       90 CUDASIM_DRIVER_VERSION=11040
 faults          240 -
 faults          240 CUDAPOOL_CONF=backend:malloc
 hostoom         240 -

@@ -387,6 +387,13 @@ impl Arena {
     /// Rung 4: grows with what is idle in other arenas. First they give up what is missing by the numbers; but numbers are no promise, so then as
     /// much as the request.
     fn grow_with_others(&self, api: &Api, want: &Want, why: Why) -> Result<Attempt> {
+        let mut why = why;
+        if registry::lose_the_dead(api, self.device()) {
+            match self.grow_with_idle(api, want, want.size)? {
+                Attempt::Refused(reason) => why = reason,
+                served => return Ok(served),
+            }
+        }
         let whole = Heap::extent_for(want.size, want.align)
             .and_then(|(len, _)| round_up(len, PAGE))
             .unwrap_or(want.size);
@@ -397,7 +404,6 @@ impl Arena {
             }
             _ => whole,
         };
-        let mut why = why;
         for wanted in [missing.max(PAGE), whole] {
             if self.release_elsewhere(api, wanted, why) == 0 {
                 break;

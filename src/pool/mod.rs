@@ -358,6 +358,7 @@ pub fn trim(pool: PoolId, device: i32, keep: u64) -> Result<u64> {
     let mut keep = keep;
     registry::empty_retired(api, Instant::now());
     let deadline = pools::options_of(pool)?.deadline();
+    registry::lose_the_dead(api, device);
     for arena in registry::on(device).filter(|a| a.pool() == pool) {
         match arena.trim(api, keep, deadline) {
             Ok((bytes, kept)) => {
@@ -382,6 +383,8 @@ pub fn reclaim(device: i32, wanted: u64) -> Result<u64> {
 pub fn stats(pool: PoolId, device: i32) -> Result<Stats> {
     let api = driver::api()?;
     let device = registry::device(api, device)?;
+    // What went with its context is not held.
+    registry::lose_the_dead(api, device);
     let mut sum = Stats::default();
     for arena in registry::of_pool(pool).filter(|a| a.device() == device) {
         let state = arena.lock()?;

@@ -10,6 +10,7 @@ use std::time::Instant;
 /// waits for what is freed but not finished with, and asks the callbacks, if there is less. Then fills the device reserve, as far as idle memory
 /// goes. Returns the bytes given back.
 pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
+    registry::lose_the_dead(api, device);
     let mut deadline = Instant::now();
     for arena in registry::on(device) {
         deadline = arena.lock().map_or(deadline, |state| state.options.deadline().max(deadline));

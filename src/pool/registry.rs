@@ -88,6 +88,11 @@ pub fn idlest_first(device: i32) -> impl Iterator<Item = &'static Arena> {
     })
 }
 
+/// Notices contexts of the device that are gone, and what the pools held in them. Whether there was any.
+pub fn lose_the_dead(api: &Api, device: i32) -> bool {
+    on(device).filter(|arena| arena.check_alive(api).is_err()).count() > 0
+}
+
 /// Gives the memory of destroyed pools back, as far as the device is finished with it by `deadline`.
 pub fn empty_retired(api: &Api, deadline: Instant) {
     for arena in all().filter(|a| a.pool() == PoolId::NONE && !a.is_lost()) {
@@ -122,9 +127,16 @@ pub fn by_address(address: u64) -> Result<&'static Arena> {
         return Ok(arena);
     }
     // `cuMemAlloc` addresses of a context that is gone may be given again, so the living are asked first.
-    let living = || all().filter(|a| !a.is_lost());
+    let living = || all().filter(|a| !a.is_lost() && a.has_in_chunks(address));
     let found = all().find(|a| a.has_in_range(address));
-    let found = found.or_else(|| living().find(|a| a.has_in_chunks(address)));
+    if found.is_none()
+        && living().nth(1).is_some()
+        && let Some(api) = driver::loaded()
+    {
+        // Of several all but one are of contexts that are gone, which nobody has noticed yet.
+        living().for_each(|a| _ = a.check_alive(api));
+    }
+    let found = found.or_else(|| living().next());
     let found = found.or_else(|| all().find(|a| a.has_in_chunks(address)));
     found.ok_or_else(|| super::arena::not_a_block(address))
 }
