@@ -21,8 +21,8 @@ use std::time::Instant;
 /// How often a request waits for freed memory that other threads then get. A limit, because others may go on for ever.
 const SETTLE_ROUNDS: usize = 64;
 /// How long it waits for one arena before it looks at the next, at first and at most.
-const SHORTEST_SLICE: Duration = Duration::from_millis(1);
-const LONGEST_SLICE: Duration = Duration::from_millis(32);
+pub(super) const SHORTEST_SLICE: Duration = Duration::from_millis(1);
+pub(super) const LONGEST_SLICE: Duration = Duration::from_millis(32);
 /// How long a request that waits for frees lets the device work on before it asks again, at first and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);

@@ -1,5 +1,7 @@
 //! Reclaim for others: a foreign allocation on the device needs memory that the pools hold.
 
+use super::ladder::{LONGEST_SLICE, SHORTEST_SLICE};
+use super::settle::Waited;
 use super::{callbacks, registry, reserve};
 use crate::driver::Api;
 use crate::error::Result;
@@ -17,27 +19,39 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
     }
     let released = Cell::new(0u64);
     let missing = || wanted.saturating_sub(released.get());
-    let release = |wait: bool| -> Result<bool> {
-        for arena in registry::idlest_first(device) {
-            let least = missing();
-            if least == 0 {
-                break;
+    let release = || {
+        let mut slice = SHORTEST_SLICE;
+        loop {
+            // Each arena gets a little time in turn: what one waits for long, another one may have at once.
+            let until = deadline.min(Instant::now() + slice);
+            slice = (slice * 2).min(LONGEST_SLICE);
+            let mut unsettled = false;
+            for arena in registry::idlest_first(device) {
+                let least = missing();
+                if least == 0 {
+                    return true;
+                }
+                if !arena.is_captured() {
+                    // An arena whose context is gone, or that is in trouble itself, has nothing to give; the others have.
+                    unsettled |= arena.wait_for_idle(api, until, least) == Ok(Waited::TimeIsUp);
+                }
+                let more = arena.release_idle(api, least).unwrap_or(0);
+                released.set(released.get().saturating_add(more));
             }
-            if wait && !arena.is_captured() {
-                // An arena whose context is gone, or that is in trouble itself, has nothing to give; the others have.
-                let _ = arena.wait_for_idle(api, deadline, least);
-            } else {
-                arena.poll(api);
+            if missing() == 0 || !unsettled || Instant::now() >= deadline {
+                return missing() == 0;
             }
-            let more = arena.release_idle(api, least).unwrap_or(0);
-            released.set(released.get().saturating_add(more));
         }
-        Ok(missing() == 0)
     };
-    if !release(false)? && !release(true)? && !callbacks::is_inside() {
+    for arena in registry::idlest_first(device).filter(|_| missing() > 0) {
+        arena.poll(api);
+        let more = arena.release_idle(api, missing()).unwrap_or(0);
+        released.set(released.get().saturating_add(more));
+    }
+    if missing() > 0 && !release() && !callbacks::is_inside() {
         callbacks::ask(device, missing, |claimed| {
             // What a callback freed through a pool is idle there now; what it gave to the driver is out of our books.
-            Ok((release(true)? || claimed >= missing()).then_some(()))
+            Ok((release() || claimed >= missing()).then_some(()))
         })?;
     }
     reserve::note_demand(device, wanted);
