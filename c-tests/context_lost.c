@@ -136,9 +136,7 @@ static void growth_notices_a_reset(void) {
 
 int main(void) {
   primary = driver_start(0);
-  if (!needs_sim()) {
-    return driver_result();
-  }
+  require_sim("needs the simulated driver");
   RUN(lost_while_growing);
   RUN(lost_while_unmapping_fails);
   RUN(memory_of_a_lost_context_serves_the_next);

@@ -137,6 +137,14 @@ static inline int needs_sim(void) {
   return on_sim();
 }
 
+/* For programs all of whose tests need it: ends the program, as skipped, on a real driver. */
+static inline void require_sim(const char *why) {
+  if (!on_sim()) {
+    printf("skipped: %s\n", why);
+    exit(EXIT_SKIPPED);
+  }
+}
+
 /* The exit code of a program that used the driver: its own checks, and no misuse that the simulation saw. */
 static inline int driver_result(void) {
   if (on_sim()) {

@@ -121,6 +121,7 @@ static int first_use(const struct trouble *trouble) {
   pool_options options;
   int status, struck;
   driver_start(0);
+  require_sim("so many processes take too long on a real driver");
   start_failing(trouble);
   memset(&options, 0, sizeof options);
   options.struct_size = sizeof options;

@@ -134,9 +134,7 @@ static void larger_than_any_device(void) {
 
 int main(void) {
   driver_start(0);
-  if (!needs_sim()) { /* the sizes are made for its device of 8 GiB */
-    return driver_result();
-  }
+  require_sim("the sizes are made for a device of 8 GiB");
   RUN(nothing_has_happened);
   RUN(the_program_holds_too_much);
   RUN(somebody_else_holds_the_memory);

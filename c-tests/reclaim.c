@@ -335,9 +335,7 @@ static void bad_arguments(void) {
 
 int main(void) {
   driver_start(0);
-  if (!needs_sim()) { /* the sizes are made for its device of 8 GiB */
-    return driver_result();
-  }
+  require_sim("the sizes are made for a device of 8 GiB");
   RUN(bad_arguments);
   RUN(cached_pieces_serve_a_large_request);
   RUN(a_foreign_allocation_is_helped);

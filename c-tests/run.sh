@@ -5,7 +5,8 @@
 #
 # One line per run, what a failing program printed below its line, and the count last. The loader must find the
 # libraries (LD_LIBRARY_PATH). CTEST_WRAPPER is put in front of each program (valgrind), CTEST_SLOWER multiplies the
-# time limits, CTEST_SKIP names programs that the wrapper cannot run.
+# time limits, CTEST_SKIP names programs that the wrapper cannot run. With CTEST_REAL=1, for a real driver, the variants that
+# turn knobs of the simulated one are left out. After CTEST_SECONDS nothing more is started.
 set -uo pipefail
 
 if (($# == 0)); then
@@ -147,9 +148,15 @@ run() {
 }
 
 while read -r program limit variant; do
-    if [[ -n $program ]] && wanted "$program"; then
-        run "$program" "$limit" "$variant"
+    if [[ -z $program ]] || ! wanted "$program" || [[ ${CTEST_REAL:-0} == 1 && $variant == CUDASIM_* ]]; then
+        continue
     fi
+    if ((SECONDS >= ${CTEST_SECONDS:-1000000})); then
+        skipped=$((skipped + 1))
+        printf 'skipped %s (%s): no time is left\n' "$program" "$variant"
+        continue
+    fi
+    run "$program" "$limit" "$variant"
 done <<<"$runs"
 
 if ((skipped)); then

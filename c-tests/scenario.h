@@ -34,7 +34,11 @@ static inline void scenario_each(int (*child)(const struct trouble *), struct tr
       _exit(child(&trouble));
     }
     result = wait_for_exit(pid);
-    if (result == EXIT_BEYOND || result == EXIT_SKIPPED) {
+    if (result == EXIT_SKIPPED) {
+      printf("skipped: needs the simulated driver\n");
+      exit(EXIT_SKIPPED);
+    }
+    if (result == EXIT_BEYOND) {
       return;
     }
     if (result != 0) {
@@ -64,10 +68,7 @@ struct scenario {
 static inline void scenario_start(struct scenario *run) {
   pool_options options;
   driver_start(0);
-  if (!on_sim()) {
-    printf("skipped: needs the simulated driver\n");
-    exit(EXIT_SKIPPED);
-  }
+  require_sim("needs the simulated driver");
   /* Where trouble keeps memory from settling, the wait for it need not be long. */
   options = default_options();
   options.settle_ms = 30;
