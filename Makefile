@@ -50,7 +50,7 @@ include tests/preload/Makefile.inc
 # ---- tests ----
 
 # The runner comes last and alone, so that its count is the last line.
-test: fmt lint doc rust-test exports real-test client-test demo-test preload-test c-tests-build ## Run everything
+test: fmt lint doc rust-test exports real-test client-test demo-test preload-test bundle-test c-tests-build ## Run everything
 	$(on_sim) c-tests/run.sh target/c-tests
 
 fmt:
@@ -132,6 +132,10 @@ target/c-tests-asan/%: c-tests/%.cpp $(c_test_headers)
 valgrind: c-tests-build ## Run the C tests under valgrind
 	$(on_sim) CTEST_SLOWER=20 CTEST_WRAPPER="valgrind -q --error-exitcode=9" \
 	    c-tests/run.sh target/c-tests contract bad_input capture context options exit_atexit exit_static
+
+# ---- the bundle for a machine with a GPU ----
+
+-include gpu/Makefile.inc
 
 # ---- install ----
 

@@ -205,6 +205,8 @@ static inline uint64_t calls_of(const char *name) {
   return on_sim() ? (uint64_t)sim.call_count(name) : 0;
 }
 
+#ifndef CHECK_WITHOUT_LIBRARY
+
 /* ---- the pool against the driver ---- */
 
 /* Identity of the counters, and the driver's own figure beside the pool's (where nobody else allocates). */
@@ -241,5 +243,7 @@ static inline void check_stats_at(int device, int expect_idle, const char *file,
     CHECK_STATUS(POOL_OK, pool_trim(NULL, (device), 0, NULL));           \
     check_stats_at((device), 1, __FILE__, __LINE__);                     \
   } while (0)
+
+#endif /* CHECK_WITHOUT_LIBRARY */
 
 #endif /* DRIVER_H */

@@ -1,0 +1,107 @@
+// Replays one trace through one allocator and prints what it took, a line each (name, tab, value): the pool, plain cuMemAlloc and
+// cuMemFree, or cuMemAllocAsync with a release threshold that keeps everything.
+//
+//   replay_direct pool|plain|async TRACE
+//
+// Exit code 77 where the driver lacks what is asked for, or the device the memory.
+//
+// SPDX-License-Identifier: MIT OR Apache-2.0
+#include <string>
+
+#include "replay.hpp"
+#include "table.hpp"
+
+namespace {
+
+const int kSkipped = 77;
+
+// What else is used of the driver.
+struct AsyncCalls {
+  int (*alloc)(unsigned long long *out, size_t size, CUstream_st *stream) = nullptr;
+  int (*free)(unsigned long long pointer, CUstream_st *stream) = nullptr;
+  int (*default_pool)(void **pool, int device) = nullptr;
+  int (*set_attribute)(void *pool, int attribute, void *value) = nullptr;
+  int (*get_attribute)(void *pool, int attribute, void *value) = nullptr;
+
+  static const int kReleaseThreshold = 4, kReservedHigh = 6;
+
+  AsyncCalls() {
+    void *library = driver::open_driver();
+    driver::take(library, "cuMemAllocAsync", &alloc);
+    driver::take(library, "cuMemFreeAsync", &free);
+    driver::take(library, "cuDeviceGetDefaultMemPool", &default_pool);
+    driver::take(library, "cuMemPoolSetAttribute", &set_attribute);
+    driver::take(library, "cuMemPoolGetAttribute", &get_attribute);
+  }
+};
+
+struct AsyncAllocator {
+  const AsyncCalls &calls;
+
+  bool alloc(void **out, uint64_t size, CUstream_st *stream) {
+    unsigned long long pointer = 0;
+    if (size > 0 && calls.alloc(&pointer, size, stream) != 0) return false;
+    *out = reinterpret_cast<void *>(pointer);
+    return true;
+  }
+  void free(void *block, CUstream_st *stream) {
+    if (block == nullptr) return;
+    driver::check(calls.free(reinterpret_cast<unsigned long long>(block), stream), "cuMemFreeAsync");
+  }
+  std::string error() const { return "cuMemAllocAsync found no memory"; }
+};
+
+int replay_async(const Cuda &cuda, const trace::Trace &trace, replay::Result *result) {
+  const AsyncCalls calls;
+  void *pool = nullptr;
+  uint64_t everything = UINT64_MAX, reserved = 0;
+  if (calls.alloc == nullptr || calls.default_pool == nullptr || calls.default_pool(&pool, 0) != 0) {
+    printf("skipped: the driver has no memory pools\n");
+    return kSkipped;
+  }
+  driver::check(calls.set_attribute(pool, AsyncCalls::kReleaseThreshold, &everything), "cuMemPoolSetAttribute");
+  AsyncAllocator allocator{calls};
+  const auto settle = [&](const replay::Held &) {
+    driver::check(calls.get_attribute(pool, AsyncCalls::kReservedHigh, &reserved), "cuMemPoolGetAttribute");
+    result->numbers["reserved_peak"] = static_cast<double>(reserved);
+  };
+  replay::play_through(trace, cuda, allocator, [](const replay::Held &) {}, settle, result);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  const std::string kind = argc == 3 ? argv[1] : "";
+  if (kind != "pool" && kind != "plain" && kind != "async") {
+    fprintf(stderr, "usage: %s pool|plain|async TRACE\n", argv[0]);
+    return 2;
+  }
+  try {
+    const trace::Trace trace = trace::load(argv[2]);
+    const Cuda cuda = driver::open_cuda();
+    size_t free = 0, total = 0;
+    driver::check(cuda.memory_info(&free, &total), "cuMemGetInfo");
+    if (static_cast<double>(trace.live_peak) * 1.2 > static_cast<double>(free)) {
+      printf("skipped: the trace holds up to %s, and %s are free\n",
+             table::bytes(static_cast<double>(trace.live_peak)).c_str(),
+             table::bytes(static_cast<double>(free)).c_str());
+      return kSkipped;
+    }
+    replay::Result result;
+    if (kind == "async") {
+      const int code = replay_async(cuda, trace, &result);
+      if (code != 0) return code;
+    } else {
+      replay::replay(argv[2], kind == "pool", 0, &result);
+    }
+    if (!result.finished()) throw std::runtime_error(result.failure);
+    printf("reserved / live\t%.3f\n", result["reserved_peak"] / static_cast<double>(trace.live_peak));
+    printf("ns / event\t%.0f\n", result["seconds"] / result["events"] * 1e9);
+    printf("events\t%.0f\n", result["events"]);
+    return 0;
+  } catch (const std::exception &error) {
+    printf("FAILED: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Runs a copy of the bundle in its short form, in a bare place and without Rust, on the simulated driver: everything must pass there
+# and be as simulated. Usage: test_bundle.sh BUNDLE DIRECTORY_OF_THE_SIMULATED_DRIVER
+set -euo pipefail
+
+bundle=$1
+simulated=$(cd "$2" && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+bare=$(mktemp -d)
+trap 'rm -rf "$bare"' EXIT
+cp -r "$bundle" "$bare/bundle"
+mkdir "$bare/home"
+
+# The Python of the client tests, where they have made it.
+python=python3
+if [[ -x $root/target/venv/bin/python ]]; then python=$root/target/venv/bin/python; fi
+
+# Nothing of this environment but these. numba's own binding, because it comes with the client tests.
+bare_environment=(env -i PATH=/usr/bin:/bin HOME="$bare/home" PYTHON="$python" NUMBA_CUDA_USE_NVIDIA_BINDING=0)
+
+fail() {
+    printf 'FAILED: %s\n' "$1"
+    exit 1
+}
+
+if "${bare_environment[@]}" bash -c 'command -v cargo rustc' >/dev/null; then
+    fail 'Rust is on the path'
+fi
+
+code=0
+(cd "$bare/home" && "${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" "$bare/bundle/run" --short --out "$bare/out") \
+    >"$bare/log" 2>&1 || code=$?
+if ((code)); then
+    cat "$bare/log"
+    fail "run ended with $code"
+fi
+
+python3 - "$bare/out/results.json" <<'END' || fail 'results.json is not what it should be'
+import json, sys
+from collections import Counter
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    results = json.load(file)
+count = Counter((check["step"], check["result"]) for check in results["checks"])
+assert results["short"] is True and results["bad"] == 0 and results["latency"].startswith("cuMemAlloc=")
+assert count[1, "ok"] == 1 and count[2, "ok"] >= 10, count
+probes = [check for check in results["checks"] if check["step"] == 3]
+assert len(probes) >= 40 and all(check["result"] == "as simulated" for check in probes), probes
+assert count[4, "ok"] == 1 and count[5, "ok"] == 3 and count[6, "ok"] >= 1, count
+# There is no PyTorch on the simulated driver: said, and not passed.
+for step, name in ((6, "torch, native"), (7, "torch out of memory, native")):
+    assert [c["result"] for c in results["checks"] if (c["step"], c["name"]) == (step, name)] == ["skipped"], name
+names = [figure["name"] for figure in results["figures"]]
+assert "cuMemCreate, 512 MiB" in names and any(name.endswith("pool: reserved / live") for name in names), names
+print(f"bundle: {sum(count.values())} checks in {results['seconds']} s, {len(results['figures'])} figures")
+END
+
+# The line of times is one that the simulated driver takes.
+latency=$(sed -n 's/^ *"latency": "\(.*\)",$/\1/p' "$bare/out/results.json")
+"${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" CUDASIM_LATENCY="$latency" "$bare/bundle/bin/info" >"$bare/log" 2>&1 || {
+    cat "$bare/log"
+    fail 'the simulated driver does not take the line of times'
+}
+
+# A driver that behaves otherwise is noticed.
+code=0
+"${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" CUDASIM_FREE_WAITS=0 \
+    "$bare/bundle/bin/probe_memory" free_with_work_pending >"$bare/log" 2>&1 || code=$?
+if ((code != 1)) || ! grep -q '^differs: ' "$bare/log"; then
+    cat "$bare/log"
+    fail "a difference was not noticed ($code)"
+fi
+
+# And none at all is no pass.
+if [[ -z $(ldconfig -p 2>/dev/null | grep 'libcuda\.so\.1') ]] &&
+    "${bare_environment[@]}" "$bare/bundle/run" --short --out "$bare/none" >"$bare/log" 2>&1; then
+    cat "$bare/log"
+    fail 'run passed without a driver'
+fi
