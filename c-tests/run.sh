@@ -6,7 +6,7 @@
 # One line per run, what a failing program printed below its line, and the count last. The loader must find the
 # libraries (LD_LIBRARY_PATH). CTEST_WRAPPER is put in front of each program (valgrind), CTEST_SLOWER multiplies the
 # time limits, CTEST_SKIP names programs that the wrapper cannot run. With CTEST_REAL=1, for a real driver, the variants that
-# turn knobs of the simulated one are left out. After CTEST_SECONDS nothing more is started.
+# turn knobs of the simulated one are left out. After CTEST_SECONDS nothing more is started; CTEST_MOST bounds each time limit.
 set -uo pipefail
 
 if (($# == 0)); then
@@ -156,6 +156,7 @@ while read -r program limit variant; do
         printf 'skipped %s (%s): no time is left\n' "$program" "$variant"
         continue
     fi
+    if ((limit > ${CTEST_MOST:-limit})); then limit=$CTEST_MOST; fi
     run "$program" "$limit" "$variant"
 done <<<"$runs"
 
