@@ -35,15 +35,13 @@ pub extern "C" fn decide(
             (true, _) => not_found(name, version),
         };
     }
-    if pool_asks || mode::get() == Mode::Off {
-        return Answer::JUMP;
-    }
     let found = ask(handle, name, version);
     if found == hook.wrapper() {
         // By a handle of the whole program.
         return if hook.original().is_null() { not_found(name, version) } else { Answer::of(found) };
     }
-    if found.is_null() || hook.adopt(found) != found {
+    // A driver's function is CUDA's first use; before that not even the mode is read.
+    if found.is_null() || pool_asks || mode::get() == Mode::Off || hook.adopt(found) != found {
         return Answer::of(found);
     }
     Answer::of(hook.wrapper())

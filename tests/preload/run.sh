@@ -59,6 +59,10 @@ pool  -                               capture dlsym pool
 pool  -                               capture v2:12000:2 pool
 pool  CUDAPOOL_CONF=backend:malloc    capture dlsym pool
 pool  CUDASIM_DRIVER_VERSION=11040    capture dlsym pool
+none  -                               forks dlsym driver
+guard -                               forks dlsym driver
+pool  -                               forks dlsym pool
+pool  CUDAPOOL_CONF=backend:malloc    forks dlsym pool
 '
 
 passed=0
