@@ -16,17 +16,19 @@ mkdir "$bare/home"
 python=python3
 if [[ -x $root/target/venv/bin/python ]]; then python=$root/target/venv/bin/python; fi
 
+# The programs that run may use, and no others.
+mkdir "$bare/bin"
+for program in bash env timeout cat cut diff dirname grep head mkdir rm sed tail wc; do
+    ln -s "$(command -v "$program")" "$bare/bin/$program"
+done
+
 # Nothing of this environment but these. numba's own binding, because it comes with the client tests.
-bare_environment=(env -i PATH=/usr/bin:/bin HOME="$bare/home" PYTHON="$python" NUMBA_CUDA_USE_NVIDIA_BINDING=0)
+bare_environment=(env -i PATH="$bare/bin" HOME="$bare/home" PYTHON="$python" NUMBA_CUDA_USE_NVIDIA_BINDING=0)
 
 fail() {
     printf 'FAILED: %s\n' "$1"
     exit 1
 }
-
-if "${bare_environment[@]}" bash -c 'command -v cargo rustc' >/dev/null; then
-    fail 'Rust is on the path'
-fi
 
 code=0
 (cd "$bare/home" && "${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" "$bare/bundle/run" --short --out "$bare/out") \

@@ -39,7 +39,7 @@ def allocate(size):
         block = _Block(size, device, cupy.cuda.get_current_stream(device).ptr)
     except cudapool.OutOfMemoryError as error:
         held = cudapool.stats(device=device)["live_bytes"]
-        raise cupy.cuda.memory.OutOfMemoryError(size, held + size) from error
+        raise cupy.cuda.memory.OutOfMemoryError(size, held) from error
     memory = cupy.cuda.UnownedMemory(block.address, size, block, device)
     return cupy.cuda.MemoryPointer(memory, 0)
 
