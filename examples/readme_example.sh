@@ -28,6 +28,21 @@ program cpp
 "${CXX:-c++}" -std=c++11 "${warnings[@]}" -Iinclude "$out/readme.cpp" -o "$out/readme-cpp" -ldl
 "$out/readme-cpp"
 
+# Its lines of Python are Python, and the modules in them have what they use.
+PYTHONPATH=examples/python python3 - <<'END'
+import ast, re
+
+for block in re.findall(r"```python\n(.*?)```", open("README.md", encoding="utf-8").read(), re.S):
+    tree = ast.parse(block)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id.startswith("cudapool"):
+            module = ast.parse(open(f"examples/python/{node.value.id}.py", encoding="utf-8").read())
+            names = [each.name for each in module.body if isinstance(each, (ast.FunctionDef, ast.ClassDef))]
+            assert node.attr in names, f"{node.value.id} has no {node.attr}"
+    for name in re.findall(r'address_of\("(\w+)"\)', block):
+        assert f" {name}(" in open("include/cudapool.h", encoding="utf-8").read().replace("*", " "), name
+END
+
 # Its table of status codes is the header's.
 codes=$(sed -n 's/^  \(POOL_[A-Z_]*\) = \([0-9]*\),$/| `\1` | \2 |/p' include/cudapool.h)
 [ -n "$codes" ]
