@@ -429,6 +429,7 @@ impl Arena {
             if sum >= wanted {
                 break;
             }
+            arena.poll(api);
             // As above: what another arena cannot give is no failure of this request.
             sum = sum.saturating_add(arena.release_idle(api, wanted.saturating_sub(sum)).unwrap_or(0));
         }
