@@ -364,6 +364,7 @@ static void memory_of_destroyed_pools_serves_others(void) {
   sim.set_free_waits(0);
   destroy(pool);
   CHECK_EQ(sim.used_bytes(0), 7 * GIB);
+  CU(StreamSynchronize(stream));
   block = take(NULL, 4 * GIB);
   CHECK_EQ(held_by(other), 2 * GIB);
   sim.set_free_waits(1);

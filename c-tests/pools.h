@@ -64,6 +64,8 @@ static inline void idle_on(pool_t *pool, int count, size_t size) {
     give(pieces[i]);
   }
   CU(CtxSynchronize());
+  /* Gives nothing back, but sees that. */
+  CHECK_STATUS(POOL_OK, pool_trim(pool, POOL_DEVICE_CURRENT, SIZE_MAX, NULL));
 }
 
 static inline pool_stats pool_stats_of(pool_t *pool, int device) {

@@ -55,6 +55,9 @@ pools_share      90 CUDASIM_DRIVER_VERSION=11040
 pools_life       90 -
 pools_life       90 CUDAPOOL_CONF=backend:malloc
 pools_life       90 CUDASIM_DRIVER_VERSION=11040
+rungs            60 -
+rungs            60 CUDAPOOL_CONF=backend:malloc
+rungs            60 CUDASIM_DRIVER_VERSION=11040
 faults          240 -
 faults          240 CUDAPOOL_CONF=backend:malloc
 hostoom         240 -
