@@ -181,6 +181,29 @@ void says_whose_allocations_are_meant() {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
+// Python may collect an old graph at any moment: what becomes of its pool must not break a capture that the library has not even
+// seen a stream of.
+void old_graphs_go_during_a_capture() {
+  CUgraph graph = nullptr;
+  Graph old({6, 7});
+  torch_free(old.second, kSize, 0, stream);
+  void *plain = nullptr;
+  CHECK_STATUS(POOL_OK, pool_alloc(&plain, kSize));
+  CHECK_STATUS(POOL_OK, pool_free(plain));
+  const CUstream other = new_stream(STREAM_NON_BLOCKING);
+  begin({8, 7});
+  CU(BeginCapture(other, CAPTURE_GLOBAL));
+  old.destroy();
+  pool_torch_reset();
+  CU(EndCapture(other, &graph));
+  CHECK(graph != nullptr);
+  end_allocate_to_pool(0, {8, 7});
+  release_pool(0, {8, 7});
+  if (graph != nullptr) CU(GraphDestroy(graph));
+  CU(StreamDestroy(other));
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
 void takes_what_does_not_fit_together() {
   release_pool(0, {9, 9});
   end_allocate_to_pool(0, {9, 9});
@@ -244,6 +267,7 @@ int main() {
   RUN(a_pool_lives_as_long_as_a_block_of_it);
   RUN(two_graphs_share_a_pool);
   RUN(says_whose_allocations_are_meant);
+  RUN(old_graphs_go_during_a_capture);
   RUN(takes_what_does_not_fit_together);
   RUN(has_no_memory_without_a_pool);
   RUN(pools_come_and_go);

@@ -872,7 +872,7 @@ void pool_torch_free(void *ptr,
 
 /**
  * PyTorch, `set_reset_fn`: what `torch.cuda.empty_cache()` means. Gives all idle memory of the default pool, on every device, back to
- * the driver.
+ * the driver. While a graph is captured (`pool_torch_begin_allocate_to_pool`) it does nothing.
  */
 void pool_torch_reset(void);
 
@@ -894,6 +894,7 @@ void pool_torch_memory_fraction(double fraction,
  * PyTorch, `set_begin_allocate_to_pool`: a CUDA graph is about to be captured (`torch.cuda.graph`). Until `pool_torch_end_allocate_to_pool`, what
  * `pool_torch_alloc` hands out to the calling thread, and on streams that are being captured, comes from a pool of the graph's own. Its memory,
  * idle or not, stays where it is until `pool_torch_release_pool`, because every launch of the graph uses the addresses that were captured.
+ * It does not count against the `limit` of the default pool, but has one of its own of the same size.
  * Of several captures on one device at once, each must allocate on the thread that began it.
  *
  * PyTorch passes `std::pair<uint64_t, uint64_t>` and `std::function<bool(cudaStream_t)>`, which arrive here as two numbers and a pointer (with the

@@ -92,7 +92,7 @@ pub unsafe extern "C" fn pool_torch_free(
 }
 
 /// PyTorch, `set_reset_fn`: what `torch.cuda.empty_cache()` means. Gives all idle memory of the default pool, on every device, back to
-/// the driver.
+/// the driver. While a graph is captured (`pool_torch_begin_allocate_to_pool`) it does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn pool_torch_reset() {
     told("pool_torch_reset", empty_cache);
@@ -127,6 +127,7 @@ pub extern "C" fn pool_torch_memory_fraction(fraction: f64, device: c_int) {
 /// PyTorch, `set_begin_allocate_to_pool`: a CUDA graph is about to be captured (`torch.cuda.graph`). Until `pool_torch_end_allocate_to_pool`, what
 /// `pool_torch_alloc` hands out to the calling thread, and on streams that are being captured, comes from a pool of the graph's own. Its memory,
 /// idle or not, stays where it is until `pool_torch_release_pool`, because every launch of the graph uses the addresses that were captured.
+/// It does not count against the `limit` of the default pool, but has one of its own of the same size.
 /// Of several captures on one device at once, each must allocate on the thread that began it.
 ///
 /// PyTorch passes `std::pair<uint64_t, uint64_t>` and `std::function<bool(cudaStream_t)>`, which arrive here as two numbers and a pointer (with the
@@ -205,7 +206,7 @@ pub extern "C" fn pool_ort_empty_cache() {
 /// Trims every device. A driver that nobody has used yet is left alone.
 fn empty_cache() -> Result<()> {
     let mut result = Ok(());
-    if crate::driver::loaded().is_some() {
+    if crate::driver::loaded().is_some() && !graphs::is_capturing_any() {
         graphs::sweep();
         for device in 0..crate::driver::device_count() {
             result = result.and(pool::trim(PoolId::DEFAULT, device, 0).map(|_| ()));

@@ -125,8 +125,16 @@ pub fn release(graph: GraphId) -> Result<()> {
     Ok(())
 }
 
-/// Destroys the pools that nobody uses and in which nothing is live.
+/// Whether a capture is under way, of which the pool may not have been told by a call that names its stream.
+pub fn is_capturing_any() -> bool {
+    OPEN.load(Acquire) > 0
+}
+
+/// Destroys the pools that nobody uses and in which nothing is live. That waits for the device, so it is put off during captures.
 pub fn sweep() {
+    if is_capturing_any() {
+        return;
+    }
     for at in 0..MOST {
         let unused = TABLE.lock().privates.get(at).copied().flatten().filter(|p| p.uses == 0);
         let Some(unused) = unused else { continue };
