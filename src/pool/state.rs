@@ -29,7 +29,7 @@ pub struct Counters {
 
 /// What the lock protects.
 pub struct State {
-    /// As [`Arena::pool`]; a request that was on its way when its pool was destroyed finds out by it.
+    /// As [`super::arena::Arena::pool`]; a request that was on its way when its pool was destroyed finds out by it.
     pub pool: PoolId,
     pub heap: Heap,
     pub regions: Regions,
@@ -55,7 +55,7 @@ pub struct State {
     /// Chunks of host memory.
     pub spilled: Spilled,
     pub options: Options,
-    /// The count of frees when [`Arena::used`] was last brought up to date.
+    /// The count of frees when [`super::arena::Arena::used`] was last brought up to date.
     pub seen: u64,
 }
 
