@@ -74,7 +74,7 @@ exports: lib
 real-test: lib sim
 	@tests/real/run.sh || [ $$? -eq 77 ]
 
-client-test: lib sim
+client-test: lib sim preload
 	@tests/clients/run.sh || [ $$? -eq 77 ]
 
 c-tests: c-tests-build ## Build and run the C and C++ consumers on the simulated driver

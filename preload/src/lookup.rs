@@ -5,9 +5,10 @@
 
 use crate::hooks::{self, CuResult, Hook, code};
 use crate::mode::{self, Mode};
-use crate::pool;
 use crate::stub::{Answer, ask};
+use crate::{elf, pool};
 use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr;
 
 hooks! {
     fn cuGetProcAddress(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
@@ -28,23 +29,52 @@ pub extern "C" fn decide(
     let Some(hook) = (unsafe { hooks::find(name) }) else { return Answer::JUMP };
     let pool_asks = pool::is_pool(caller);
     if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
-        // The shim's own export would be found even where there is no driver.
-        return match (hook.original().is_null(), pool_asks) {
-            (false, false) => Answer::JUMP,
-            (false, true) => Answer::of(hook.original()),
-            (true, _) => not_found(name, version),
+        let found = is_behind_the_shim(hook, name, version, caller);
+        return match (found && !hook.original().is_null(), pool_asks) {
+            (true, false) => Answer::JUMP,
+            (true, true) => Answer::of(hook.original()),
+            (false, _) => not_found(name, version),
         };
     }
     let found = ask(handle, name, version);
     if found == hook.wrapper() {
         // By a handle of the whole program.
-        return if hook.original().is_null() { not_found(name, version) } else { Answer::of(found) };
+        let good = is_behind_the_shim(hook, name, version, ptr::null()) && !hook.original().is_null();
+        return if good { Answer::of(found) } else { not_found(name, version) };
     }
     // A driver's function is CUDA's first use; before that not even the mode is read.
     if found.is_null() || pool_asks || mode::get() == Mode::Off || hook.adopt(found) != found {
         return Answer::of(found);
     }
     Answer::of(hook.wrapper())
+}
+
+/// Whether a search of the whole program, or of what the caller's part of it has opened for itself, would find the name without the shim: its
+/// own exports would be found even where there is no driver, or where only others see it.
+fn is_behind_the_shim(
+    hook: &Hook,
+    name: *const c_char,
+    version: *const c_char,
+    caller: *const c_void,
+) -> bool {
+    if !ask(libc::RTLD_NEXT, name, version).is_null() {
+        return true;
+    }
+    // Only where some part has a driver is the question worth the loader's trouble.
+    let Some(object) = elf::mapped_at(caller) else { return false };
+    if hook.original().is_null() || object.dli_fname.is_null() {
+        return false;
+    }
+    // SAFETY: the loader's name of the object, which is loaded: this only counts one more user, for a moment.
+    unsafe {
+        let part = libc::dlopen(object.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if part.is_null() {
+            return false;
+        }
+        let found = ask(part, name, version);
+        libc::dlclose(part);
+        !found.is_null() && found != hook.wrapper()
+    }
 }
 
 /// What the loader answers behind the shim: NULL, and a message.

@@ -4,6 +4,7 @@
  *   client WAY        direct    linked with libcuda.so.1 (built with -DDIRECT)
  *                     dlsym     dlopen and dlsym
  *                     global    dlopen with RTLD_GLOBAL, dlsym of RTLD_DEFAULT
+ *                     scope     dlsym of RTLD_DEFAULT alone, where the driver has been opened by linking
  *                     v1:N, v2:N, v2:N:F   dlsym of cuGetProcAddress(_v2) alone, the rest by it, at version N, flags F
  *
  * The pool is opened as a second part of the process would, by its name; CUDAPOOL_TEST_LIBRARY names a path instead. */
@@ -174,6 +175,9 @@ static inline void *look_up(const char *way, const char *base, const char *symbo
   }
   if (strcmp(way, "global") == 0) {
     driver_library(RTLD_GLOBAL);
+    return dlsym(RTLD_DEFAULT, symbol);
+  }
+  if (strcmp(way, "scope") == 0) {
     return dlsym(RTLD_DEFAULT, symbol);
   }
   if (sscanf(way, "v%d:%d:%llu", &form, &version, &flags) >= 2) {

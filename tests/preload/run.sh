@@ -18,7 +18,7 @@ only=("$@")
 
 readonly LIMIT_S=60
 
-# mode of the shim (none: without it) | further environment | program and its arguments
+# mode of the shim (none: without it) | further environment | program and its arguments (@: a file of the directory)
 runs='
 none  -                               guard dlsym refused
 none  -                               guard v2:12000 refused
@@ -37,6 +37,11 @@ guard -                               guard_direct direct rescued
 guard -                               guard_direct v2:12000 rescued
 guard CUDAPOOL_CONF=backend:malloc    guard dlsym rescued
 guard CUDASIM_DRIVER_VERSION=11040    guard v1:11040 rescued
+guard -                               plugin_host @guard_plugin.so direct rescued
+guard -                               plugin_host @guard_plugin.so scope rescued
+none  -                               plugin_host @guard_plugin.so direct refused
+pool  -                               plugin_host @serve_plugin.so direct pool
+pool  -                               plugin_host @serve_plugin.so scope pool
 none  -                               serve dlsym driver
 guard -                               serve dlsym driver
 pool  -                               serve dlsym pool
@@ -113,7 +118,7 @@ run() {
 while read -r mode variant program arguments; do
     if [[ -n $mode ]] && wanted "$program"; then
         # shellcheck disable=SC2086 # the arguments are words
-        run "$mode" "$variant" "$program" $arguments
+        run "$mode" "$variant" "$program" ${arguments//@/$directory/}
     fi
 done <<<"$runs"
 
