@@ -33,6 +33,8 @@ pub struct Want {
     pub own_allocation: bool,
     /// It may take the device reserve.
     pub urgent: bool,
+    /// Memory has been refused, so that a slab may do without a home.
+    pub refused: bool,
 }
 
 /// How a block is freed.

@@ -78,8 +78,12 @@ impl Arena {
             Attempt::Served(address) => return Ok(address),
             Attempt::Refused(why) => why,
         };
+        let want = &Want { refused: true, ..*want };
         if capturing {
-            return Err(climb.out_of_memory(api, want, true));
+            return match self.search(want)? {
+                Some(address) => Ok(address),
+                None => Err(climb.out_of_memory(api, want, true)),
+            };
         }
         if let Some(address) = self.work_through(api, want, why, &mut climb)? {
             self.note_recovery(want, &climb)?;
@@ -130,8 +134,8 @@ impl Arena {
     fn work_through(&self, api: &Api, want: &Want, why: Why, climb: &mut Climb) -> Result<Option<u64>> {
         let mut why = why;
         climb.refused |= why != Why::Reserve;
-        // Rung 3: remap what is idle here. A slab may do without a home now.
-        let found = climb.rung(3, || match self.search_anywhere(want)? {
+        // Rung 3: remap what is idle here.
+        let found = climb.rung(3, || match self.search(want)? {
             Some(address) => Ok(Attempt::Served(address)),
             None => self.grow_with_idle(api, want, want.size),
         })?;
@@ -184,14 +188,6 @@ impl Arena {
         self.search(want)
     }
 
-    fn search_anywhere(&self, want: &Want) -> Result<Option<u64>> {
-        let mut state = self.lock()?;
-        state.heap.scatter = true;
-        let found = state.search(want);
-        state.heap.scatter = false;
-        found
-    }
-
     /// Waits for what is freed but not finished with, here and in the arenas that help, until the request can be served. Again while other
     /// threads win what this one waited for.
     fn settle_for(&self, api: &Api, want: &Want, deadline: Instant) -> Result<Attempt> {
@@ -234,7 +230,7 @@ impl Arena {
 
     /// Rung 8: waits its turn, and for what other threads free.
     fn wait_for_frees(&self, api: &Api, want: &Want) -> Result<Option<u64>> {
-        let want = &Want { urgent: true, ..*want };
+        let want = &Want { urgent: true, refused: true, ..*want };
         let Some(place) = waiters::Place::take(self.device(), want.pool, want.size) else { return Ok(None) };
         let deadline = {
             let mut state = self.lock()?;
@@ -471,7 +467,10 @@ impl State {
         }
         let stream = self.stream(want.key).map_err(host_oom)?;
         self.heap.flush(stream);
-        if let Some(address) = self.try_allocate(want)? {
+        self.heap.scatter = want.refused;
+        let found = self.try_allocate(want);
+        self.heap.scatter = false;
+        if let Some(address) = found? {
             return Ok(Some(address));
         }
         let Some((len, align)) = Heap::extent_for(want.size, want.align) else { return Ok(None) };

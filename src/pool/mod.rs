@@ -139,6 +139,7 @@ pub fn allocate_default(size: usize) -> Result<u64> {
         owner: NO_OWNER,
         own_allocation: false,
         urgent: false,
+        refused: false,
     };
     check_size(want.pool, want.size)?;
     living(api, || registry::current(api, want.pool))?.allocate(api, &want)
@@ -167,8 +168,16 @@ fn allocate_on_current(size: u64, key: StreamKey) -> Result<u64> {
     let api = driver::api()?;
     let pool = PoolId::DEFAULT;
     check_size(pool, size)?;
-    let want =
-        Want { pool, size, align: DEFAULT_ALIGN, key, owner: NO_OWNER, own_allocation: false, urgent: false };
+    let want = Want {
+        pool,
+        size,
+        align: DEFAULT_ALIGN,
+        key,
+        owner: NO_OWNER,
+        own_allocation: false,
+        urgent: false,
+        refused: false,
+    };
     // A stream that the only arena knows is of its context; about any other the driver is asked.
     let knows = |arena: &&'static Arena| arena.knows(key);
     with_retry(api, &want, || {
@@ -192,6 +201,7 @@ pub fn allocate(request: &Request) -> Result<u64> {
         owner: request.owner,
         own_allocation: request.own_allocation,
         urgent: false,
+        refused: false,
     };
     let find = || {
         let named = request.device != ANY_DEVICE;
