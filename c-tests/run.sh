@@ -58,6 +58,9 @@ pools_life       90 CUDASIM_DRIVER_VERSION=11040
 rungs            60 -
 rungs            60 CUDAPOOL_CONF=backend:malloc
 rungs            60 CUDASIM_DRIVER_VERSION=11040
+reserve          60 -
+reserve          60 CUDAPOOL_CONF=backend:malloc
+reserve          60 CUDASIM_DRIVER_VERSION=11040
 faults          240 -
 faults          240 CUDAPOOL_CONF=backend:malloc
 hostoom         240 -

@@ -94,20 +94,46 @@ static void growth_leaves_idle_memory(void) {
   finish(NULL);
 }
 
+/* Pieces that are idle between live ones, so that they do not coalesce. */
+enum { PIECES = 8 };
+
+static void leave_holes(pool_t *pool, size_t idle, size_t live, void **keep) {
+  void *pieces[PIECES];
+  int i;
+  for (i = 0; i < PIECES; i++) {
+    pieces[i] = take(pool, idle);
+    keep[i] = take(pool, live);
+  }
+  for (i = 0; i < PIECES; i++) {
+    give(pieces[i]);
+  }
+  CU(CtxSynchronize());
+  CHECK_STATUS(POOL_OK, pool_trim(pool, 0, SIZE_MAX, NULL));
+}
+
+static void give_all(void **keep) {
+  int i;
+  for (i = 0; i < PIECES; i++) {
+    give(keep[i]);
+  }
+}
+
 /* 3: what is idle here, before other pools are disturbed. */
 static void own_idle_memory_goes_before_that_of_others(void) {
-  pool_t *other = new_pool(NULL);
-  uint64_t recovered;
-  void *block;
+  pool_options options = default_options();
+  pool_t *other = new_pool(NULL), *own;
+  void *keep[PIECES], *block;
+  options.max_idle_percent = 10000; /* so that growth is tried first */
+  own = new_pool(&options);
   idle_on(other, 4, GIB);
-  idle_on(NULL, 4, GIB);
-  recovered = stats_of(0).oom_recovered_count;
-  block = take(NULL, 3 * GIB + GIB / 2);
+  leave_holes(own, 480 * MIB, 8 * MIB, keep);
+  block = take(own, 3 * GIB);
   CHECK_EQ(held_by(other), 4 * GIB);
-  CHECK(stats_of(0).reserved_bytes <= 4 * GIB);
-  /* With as much idle as this, moving comes even before growth, and nothing was refused. */
-  CHECK(stats_of(0).oom_recovered_count <= recovered + 1);
+  CHECK(held_by(own) <= 8 * GIB - 4 * GIB);
+  CHECK_EQ(pool_stats_of(own, 0).oom_recovered_count, 1);
   give(block);
+  give_all(keep);
+  CHECK_STATUS(POOL_OK, pool_destroy(own));
   finish(other);
 }
 
@@ -115,28 +141,39 @@ static void own_idle_memory_goes_before_that_of_others(void) {
 static void own_idle_memory_makes_room_in_the_limit(void) {
   pool_options options = default_options();
   pool_t *limited;
-  void *idle[10], *keep[10], *block;
-  int i;
+  void *keep[PIECES], *block;
   options.limit_bytes = GIB;
-  options.max_idle_percent = 10000; /* so that growth is tried first */
+  options.max_idle_percent = 10000;
   limited = new_pool(&options);
-  for (i = 0; i < 10; i++) { /* nothing coalesces */
-    idle[i] = take(limited, 90 * MIB);
-    keep[i] = take(limited, 3 * MIB);
-  }
-  for (i = 0; i < 10; i++) {
-    give(idle[i]);
-  }
-  CU(CtxSynchronize());
-  CHECK_STATUS(POOL_OK, pool_trim(limited, 0, SIZE_MAX, NULL));
-  block = take(limited, 850 * MIB);
+  leave_holes(limited, 110 * MIB, 4 * MIB, keep);
+  block = take(limited, 800 * MIB);
   CHECK(held_by(limited) <= GIB);
   CHECK_EQ(pool_stats_of(limited, 0).oom_recovered_count, 1);
-  for (i = 0; i < 10; i++) {
-    give(keep[i]);
-  }
+  give_all(keep);
   give(block);
   finish(limited);
+}
+
+/* A small block goes into any gap rather than nowhere, where no chunk is idle. */
+static void small_blocks_use_any_gap(void) {
+  enum { MOST = 64 };
+  void *most = take(NULL, 8 * GIB - 20 * MIB), *rest[MOST], *small;
+  int count = 0, i;
+  while (count < MOST && take_status(NULL, 512 * KIB, &rest[count]) == POOL_OK) {
+    count++;
+  }
+  if (CHECK(count > 10 && count < MOST)) {
+    give(rest[5]);
+    small = take(NULL, 100);
+    CHECK(small != NULL);
+    give(small);
+    rest[5] = NULL;
+  }
+  for (i = 0; i < count; i++) {
+    give(rest[i]);
+  }
+  give(most);
+  finish(NULL);
 }
 
 /* 5: what is freed and not finished with, before callbacks are asked. */
@@ -347,6 +384,7 @@ int main(void) {
   RUN(growth_leaves_idle_memory);
   RUN(own_idle_memory_goes_before_that_of_others);
   RUN(own_idle_memory_makes_room_in_the_limit);
+  RUN(small_blocks_use_any_gap);
   RUN(other_pools_give_before_anything_is_waited_for);
   RUN(frees_are_waited_for_before_callbacks_are_asked);
   RUN(without_callbacks_there_would_be_no_memory);
