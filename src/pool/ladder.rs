@@ -99,6 +99,7 @@ impl Arena {
             && !want.own_allocation
             && let Some(address) = climb.rung(9, || self.spill(api, want))?
         {
+            self.note_recovery(want, &climb)?;
             return Ok(address);
         }
         Err(climb.out_of_memory(api, want, false))
@@ -115,7 +116,7 @@ impl Arena {
         if want.own_allocation {
             self.release_own(api)?;
         } else {
-            self.release_spilled(api)?;
+            self.look_after_spilled(api)?;
         }
         if let Some(address) = self.search(want)? {
             return Ok(Some(address));

@@ -98,6 +98,18 @@ impl Arena {
         }
         Ok(())
     }
+
+    /// The same for a request that looks for memory; and sees to it that a later one can tell whether the rest is finished with.
+    pub(super) fn look_after_spilled(&self, api: &Api) -> Result<()> {
+        let unsure = {
+            let state = self.lock()?;
+            state.spilled.bytes > 0 && state.needs_context()
+        };
+        if unsure && self.mark_context(api) {
+            self.poll(api);
+        }
+        self.release_spilled(api)
+    }
 }
 
 impl State {
