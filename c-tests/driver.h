@@ -75,6 +75,7 @@ static struct {
   F(misuse_count)        \
   F(live_handles)        \
   F(live_mappings)       \
+  F(live_reservations)   \
   F(live_allocations)
 
 #define SIM_FIELD(name) __typeof__(&cudasim_##name) name;

@@ -61,6 +61,10 @@ rungs            60 CUDASIM_DRIVER_VERSION=11040
 reserve          60 -
 reserve          60 CUDAPOOL_CONF=backend:malloc
 reserve          60 CUDASIM_DRIVER_VERSION=11040
+spill            60 -
+spill            60 CUDAPOOL_CONF=backend:malloc
+spill            60 CUDASIM_DRIVER_VERSION=11040
+spill            60 CUDASIM_DRIVER_VERSION=13000
 faults          240 -
 faults          240 CUDAPOOL_CONF=backend:malloc
 hostoom         240 -
