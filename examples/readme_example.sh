@@ -39,8 +39,6 @@ for block in re.findall(r"```python\n(.*?)```", open("README.md", encoding="utf-
             module = ast.parse(open(f"examples/python/{node.value.id}.py", encoding="utf-8").read())
             names = [each.name for each in module.body if isinstance(each, (ast.FunctionDef, ast.ClassDef))]
             assert node.attr in names, f"{node.value.id} has no {node.attr}"
-    for name in re.findall(r'address_of\("(\w+)"\)', block):
-        assert f" {name}(" in open("include/cudapool.h", encoding="utf-8").read().replace("*", " "), name
 END
 
 # Its table of status codes is the header's.
