@@ -177,6 +177,51 @@ static int many_blocks(const struct trouble *trouble) {
   return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 
+/* The functions for runtimes, with a log that needs memory too: NULL, or a block; and nothing unwinds or aborts. */
+static int runtimes_functions(const struct trouble *trouble) {
+  static int local;
+  CUstream stream;
+  void *blocks[6];
+  int round, i, struck;
+  driver_start(0);
+  stream = new_stream(STREAM_NON_BLOCKING);
+  /* What the log says of wrong frees is not for the tests' reader. */
+  CHECK(freopen("/dev/null", "w", stderr) != NULL);
+  setenv("CUDAPOOL_CONF", "log:error", 1);
+  start_failing(trouble);
+  for (round = 0; round < 2; round++) {
+    pool_torch_begin_allocate_to_pool(0, 1, (uint64_t)round, NULL);
+    blocks[0] = pool_torch_alloc(5 * MIB, 0, stream);
+    blocks[1] = pool_torch_alloc(700, 0, stream);
+    pool_torch_end_allocate_to_pool(0, 1, (uint64_t)round);
+    blocks[2] = pool_torch_alloc(3 * MIB, 0, stream);
+    blocks[3] = pool_cupy_alloc(NULL, 2 * MIB, 0);
+    blocks[4] = pool_ort_alloc(100000);
+    blocks[5] = pool_ort_alloc(100);
+    for (i = 0; i < 6; i++) {
+      if (blocks[i] == NULL) {
+        CHECK_EQ(pool_last_status(), POOL_ERROR_HOST_OUT_OF_MEMORY);
+      }
+    }
+    pool_torch_record_stream(blocks[2], STREAM_PER_THREAD);
+    pool_torch_memory_fraction(round ? 1.0 : 0.5, 0);
+    pool_ort_free(&local);
+    for (i = 0; i < 3; i++) {
+      pool_torch_free(blocks[i], 1, 0, stream);
+      pool_ort_free(blocks[3 + i]);
+    }
+    pool_torch_release_pool(0, 1, (uint64_t)round);
+    pool_torch_reset();
+  }
+  struck = stop_failing();
+  CHECK_EQ(stats_of(0).live_blocks, 0);
+  for (round = 0; round < 2; round++) {
+    pool_torch_release_pool(0, 1, (uint64_t)round);
+  }
+  CHECK_TRIMS_TO_ZERO(0);
+  return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
+}
+
 static void every_allocation_fails(int (*child)(const struct trouble *)) {
   struct trouble trouble = {"host allocation", 0, 0, 0};
   scenario_each(child, trouble, 0);
@@ -196,6 +241,10 @@ static void many_blocks_without_memory(void) {
   every_allocation_fails(many_blocks);
 }
 
+static void runtimes_functions_without_memory(void) {
+  every_allocation_fails(runtimes_functions);
+}
+
 int main(void) {
   dl_iterate_phdr(find_library, NULL);
   if (!CHECK(library_start != 0)) {
@@ -205,5 +254,6 @@ int main(void) {
   RUN(first_use_without_memory);
   RUN(later_use_without_memory);
   RUN(many_blocks_without_memory);
+  RUN(runtimes_functions_without_memory);
   return check_result();
 }
