@@ -119,8 +119,10 @@ struct Queue {
     /// The extent freed last, if it has not coalesced yet, and its length.
     parked: NodeId,
     parked_len: u64,
-    /// For each size class the slabs with room.
+    /// For each size class the slabs with room, and the last of them: only that one can be wholly free, because a slab is kept
+    /// when it becomes so only if it is alone, and others are put before it.
     slabs: [u32; CLASSES],
+    last_slabs: [u32; CLASSES],
     /// Slabs of any fill.
     slab_count: usize,
     /// The count of frees when last one was freed on it.
@@ -166,6 +168,7 @@ impl Queue {
             parked: NIL,
             parked_len: 0,
             slabs: [NIL; CLASSES],
+            last_slabs: [NIL; CLASSES],
             slab_count: 0,
             last_free: 0,
             busy: 0,

@@ -170,6 +170,25 @@ impl Slabs {
         (live, pending, requested, blocks)
     }
 
+    /// Checks a list of slabs with room, of which only the last may be wholly free; for validation.
+    pub fn check_list(&self, first: u32, last: u32, class: usize, stream: StreamId) {
+        let (mut at, mut before) = (first, NIL);
+        while let Some(slab) = self.get(at) {
+            assert_eq!(
+                (slab.class, slab.stream, slab.prev),
+                (class, stream, before),
+                "a list of slabs is broken"
+            );
+            let whole = slab.free == slab.blocks.len() as u64;
+            assert!(
+                slab.free > 0 && (!whole || slab.next == NIL),
+                "a slab is in the wrong place of its list"
+            );
+            (before, at) = (at, slab.next);
+        }
+        assert_eq!((at, before), (NIL, last), "a list of slabs has a wrong end");
+    }
+
     /// The node, length in blocks, and free blocks of a slab; for validation.
     pub fn describe(&self, slab: u32) -> Option<(NodeId, usize, u64, StreamId)> {
         self.get(slab).map(|s| (s.node, s.class, s.free, s.stream))
@@ -402,14 +421,10 @@ impl Heap {
 
     pub(super) fn release_empty_slabs(&mut self, stream: StreamId) {
         for class in 0..super::CLASSES {
-            let mut at =
-                self.queues.get(stream as usize).and_then(|q| q.slabs.get(class)).copied().unwrap_or(NIL);
-            while let Some(slab) = self.slabs.get(at) {
-                let (next, empty) = (slab.next, slab.free == slab.blocks.len() as u64);
-                if empty {
-                    self.release_slab(at);
-                }
-                at = next;
+            let Some(queue) = self.queues.get(stream as usize) else { return };
+            let last = queue.last_slabs.get(class).copied().unwrap_or(NIL);
+            if self.slabs.get(last).is_some_and(|slab| slab.free == slab.blocks.len() as u64) {
+                self.release_slab(last);
             }
         }
     }
@@ -419,10 +434,14 @@ impl Heap {
             return;
         };
         let (class, stream) = (slab.class, slab.stream);
-        let Some(head) = self.queues.get_mut(stream as usize).and_then(|q| q.slabs.get_mut(class)) else {
+        let Some(queue) = self.queues.get_mut(stream as usize) else { return };
+        let (Some(head), Some(last)) = (queue.slabs.get_mut(class), queue.last_slabs.get_mut(class)) else {
             return;
         };
         let old = core::mem::replace(head, index);
+        if old == NIL {
+            *last = index;
+        }
         if let Some(slab) = self.slabs.at(index) {
             slab.prev = NIL;
             slab.next = old;
@@ -438,13 +457,16 @@ impl Heap {
         };
         let (class, stream, prev, next) = (slab.class, slab.stream, slab.prev, slab.next);
         (slab.prev, slab.next) = (NIL, NIL);
-        if let Some(prev) = self.slabs.at(prev) {
-            prev.next = next;
-        } else if let Some(head) = self.queues.get_mut(stream as usize).and_then(|q| q.slabs.get_mut(class)) {
-            *head = next;
+        let queue = self.queues.get_mut(stream as usize);
+        let ends = queue.map(|q| (q.slabs.get_mut(class), q.last_slabs.get_mut(class)));
+        let Some((Some(head), Some(last))) = ends else { return };
+        match self.slabs.at(prev) {
+            Some(prev) => prev.next = next,
+            None => *head = next,
         }
-        if let Some(next) = self.slabs.at(next) {
-            next.prev = prev;
+        match self.slabs.at(next) {
+            Some(next) => next.prev = prev,
+            None => *last = prev,
         }
     }
 }

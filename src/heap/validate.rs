@@ -3,7 +3,7 @@
 //! It panics where an invariant does not hold. In the library it runs only after a panic was caught, and inside a catch of its own.
 #![allow(clippy::indexing_slicing, clippy::expect_used)]
 
-use super::node::{AgeList, Kind, NIL, SHARED};
+use super::node::{AgeList, Kind, NIL, SHARED, StreamId};
 use super::size::{PAGE, QUANTUM, class_size, slab_blocks};
 use super::{Bytes, Heap, SLAB_HOME, block_flags};
 
@@ -128,6 +128,9 @@ pub fn validate(heap: &Heap) {
                 at = node.age_next;
             }
             aged += ages(heap, list, Kind::Free);
+        }
+        for (class, (first, last)) in queue.slabs.iter().zip(queue.last_slabs).enumerate() {
+            heap.slabs.check_list(*first, last, class, stream as StreamId);
         }
         for (at, bins) in queue.bins.iter().enumerate() {
             bins.for_each(&heap.nodes, |id| {
