@@ -96,6 +96,21 @@ impl Chunks {
         }
     }
 
+    /// Whether a chunk lies wholly in the range, all of which is mapped: the first that it touches, or else the next.
+    pub(super) fn has_whole(&self, pages: &PageTable, off: u64, len: u64) -> bool {
+        let end = off.saturating_add(len);
+        let mut at = off;
+        for _ in 0..2 {
+            let Some(chunk) = self.get(pages.chunk(at)).filter(|_| at < end) else { return false };
+            let chunk_end = chunk.off.saturating_add(chunk.len);
+            if chunk.off >= off {
+                return chunk_end <= end;
+            }
+            at = chunk_end;
+        }
+        false
+    }
+
     /// Notes that the chunks of the range were in use until `seq`.
     pub fn touch(&mut self, pages: &PageTable, off: u64, len: u64, seq: u64) {
         let end = off.saturating_add(len);
@@ -110,6 +125,17 @@ impl Chunks {
             }
         }
     }
+}
+
+/// How many chunks in a row may be refused, or extents not be finished with, before a list is left; a limit on the work of one
+/// rung of the ladder.
+const CHUNK_SCAN: u32 = 1024;
+
+/// Where [`Heap::collect_idle`] is in one list.
+struct Cursor {
+    next: NodeId,
+    refused: u32,
+    unfinished: u32,
 }
 
 impl Heap {
@@ -230,7 +256,9 @@ impl Heap {
 
     /// Collects idle chunks, least recently used first, until they sum up to `wanted` bytes: chunks wholly inside
     /// free extents and finished with on the device. `done` tells how far each stream has got, and
-    /// `spared` are extents to leave alone. Returns the bytes collected. `take` decides about each chunk.
+    /// `spared` are extents that lie side by side and are to be left alone. Returns the bytes collected. `take` decides about
+    /// each chunk. Where it refuses many in a row, or many extents in a row are not finished with, the rest of their list is
+    /// left out, except that all that is finished with is found where everything is wanted.
     pub fn collect_idle(
         &self,
         wanted: u64,
@@ -243,34 +271,59 @@ impl Heap {
             return Ok(0);
         }
         let mut cursors = Vec::new();
-        cursors.try_reserve_exact(self.queues.len()).map_err(|_| NoHostMemory)?;
-        cursors.extend(self.queues.iter().map(|q| q.big.head));
+        cursors.try_reserve_exact(self.queues.len().saturating_mul(2)).map_err(|_| NoHostMemory)?;
+        for queue in &self.queues {
+            for next in [queue.whole.head, queue.own.head] {
+                if next != NIL {
+                    cursors.push(Cursor { next, refused: 0, unfinished: 0 });
+                }
+            }
+        }
+        let spared = match (spared.first(), spared.last()) {
+            (Some(first), Some(last)) => self.nodes.get(*first).off..self.nodes.get(*last).end(),
+            _ => 0..0,
+        };
         let mut sum = 0;
         while sum < wanted {
-            // The oldest extent of all streams; each list is in order of age.
-            let oldest = cursors.iter_mut().enumerate().filter(|(_, id)| **id != NIL);
-            let Some((stream, cursor)) = oldest.min_by_key(|(_, id)| self.nodes.get(**id).seq) else {
-                break;
-            };
-            let (id, node) = (*cursor, *self.nodes.get(*cursor));
-            *cursor = node.age_next;
-            if spared.contains(&id) {
+            // The oldest extent of all lists; each is in order of age.
+            let alive = cursors.iter_mut().filter(|cursor| cursor.next != NIL);
+            let Some(cursor) = alive.min_by_key(|cursor| self.nodes.get(cursor.next).seq) else { break };
+            let node = *self.nodes.get(cursor.next);
+            cursor.next = node.age_next;
+            if spared.contains(&node.off) {
                 continue;
             }
-            let done = if stream as StreamId == SHARED { u64::MAX } else { done(stream as StreamId) };
-            let mut at = node.off;
+            let done = if node.stream == SHARED { u64::MAX } else { done(node.stream) };
+            let (mut at, mut all_finished) = (node.off, true);
             while at < node.end() && sum < wanted {
                 let chunk_id = self.pages.chunk(at);
                 let Some(chunk) = self.chunks.get(chunk_id) else {
                     break;
                 };
                 let end = chunk.off.saturating_add(chunk.len);
-                if chunk.off >= node.off && end <= node.end() && chunk.seq <= done && take(chunk, sum) {
+                at = end.max(at.saturating_add(QUANTUM));
+                if chunk.off < node.off || end > node.end() {
+                    continue;
+                }
+                if !take(chunk, sum) {
+                    cursor.refused = cursor.refused.saturating_add(1);
+                    if cursor.refused > CHUNK_SCAN {
+                        break;
+                    }
+                } else if chunk.seq > done {
+                    all_finished = false;
+                } else {
                     out.try_reserve(1).map_err(|_| NoHostMemory)?;
                     out.push(chunk_id);
                     sum = sum.saturating_add(chunk.len);
+                    (cursor.refused, cursor.unfinished) = (0, 0);
                 }
-                at = end.max(at.saturating_add(QUANTUM));
+            }
+            if !all_finished {
+                cursor.unfinished = cursor.unfinished.saturating_add(1);
+            }
+            if cursor.refused > CHUNK_SCAN || (cursor.unfinished > CHUNK_SCAN && wanted != u64::MAX) {
+                cursor.next = NIL;
             }
         }
         Ok(sum)

@@ -2,7 +2,7 @@
 
 use super::bins::fits;
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
-use super::{Heap, PAGE, QUANTUM, SLAB_HOME, block_flags};
+use super::{HOLDS_CHUNK, Heap, PAGE, QUANTUM, SLAB_HOME, block_flags};
 use crate::error::NoHostMemory;
 
 impl Heap {
@@ -164,9 +164,12 @@ impl Heap {
     }
 
     fn link_age(&mut self, id: NodeId) {
-        let Node { len, stream, seq, .. } = *self.nodes.get(id);
+        let Node { off, len, stream, seq, flags, .. } = *self.nodes.get(id);
+        let holds = len >= PAGE && self.chunks.has_whole(&self.pages, off, len);
+        let flags = if holds { flags | HOLDS_CHUNK } else { flags & !HOLDS_CHUNK };
+        self.nodes.at(id).flags = flags;
         if let Some(queue) = self.queues.get_mut(stream as usize) {
-            let list = queue.age_list(len);
+            let list = queue.age_list(flags);
             // The list stays in order of age, so an extent that comes late counts as being as young as the last.
             let youngest = if list.tail == NIL { 0 } else { self.nodes.get(list.tail).seq };
             self.nodes.at(id).seq = seq.max(youngest);
@@ -176,11 +179,11 @@ impl Heap {
 
     /// Takes a free extent out of bins and age list.
     pub(super) fn unlink_free(&mut self, id: NodeId) {
-        let Node { len, stream, flags, .. } = *self.nodes.get(id);
+        let Node { stream, flags, .. } = *self.nodes.get(id);
         let Some(queue) = self.queues.get_mut(stream as usize) else {
             return;
         };
-        queue.age_list(len).remove(&mut self.nodes, id);
+        queue.age_list(flags).remove(&mut self.nodes, id);
         if flags & block_flags::OWN_ALLOCATION == 0
             && let Some(bins) = queue.bins_for(flags)
         {
@@ -284,7 +287,7 @@ impl Heap {
         let Some(queue) = self.queues.get(stream as usize) else {
             return false;
         };
-        let heads = [queue.big.head, queue.small.head];
+        let heads = [queue.whole.head, queue.parts.head];
         let mut seen = 0;
         for head in heads {
             let mut id = head;

@@ -63,6 +63,8 @@ pub mod block_flags {
 /// Flag of extents in a slab home: a page that serves slabs only. Slabs live long and are small; wherever they like they would keep
 /// a page each from becoming idle.
 const SLAB_HOME: u8 = 0x80;
+/// Flag of free extents in which a whole chunk lies, as they were when they were listed.
+const HOLDS_CHUNK: u8 = 0x40;
 
 /// A live block, found by an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,10 +114,12 @@ pub struct Bytes {
 struct Queue {
     /// Free extents, and those in the homes of slabs; boxed without an infallible allocation.
     bins: Vec<Bins>,
-    /// Free extents of a page and more, least recently used first.
-    big: AgeList,
+    /// Free extents in which a whole chunk lies, least recently used first: what can be given up.
+    whole: AgeList,
+    /// The same, those that are a driver allocation of their own.
+    own: AgeList,
     /// The other free extents.
-    small: AgeList,
+    parts: AgeList,
     /// The extent freed last, if it has not coalesced yet, and its length.
     parked: NodeId,
     parked_len: u64,
@@ -163,8 +167,9 @@ impl Queue {
         bins.push(Bins::new());
         Ok(Queue {
             bins,
-            big: AgeList::EMPTY,
-            small: AgeList::EMPTY,
+            whole: AgeList::EMPTY,
+            own: AgeList::EMPTY,
+            parts: AgeList::EMPTY,
             parked: NIL,
             parked_len: 0,
             slabs: [NIL; CLASSES],
@@ -180,8 +185,17 @@ impl Queue {
         self.bins.get_mut(usize::from(flags & SLAB_HOME != 0))
     }
 
-    fn age_list(&mut self, len: u64) -> &mut AgeList {
-        if len >= PAGE { &mut self.big } else { &mut self.small }
+    /// The list of free extents with these flags.
+    fn age_list(&mut self, flags: u8) -> &mut AgeList {
+        match flags & (block_flags::OWN_ALLOCATION | HOLDS_CHUNK) {
+            0 => &mut self.parts,
+            HOLDS_CHUNK => &mut self.whole,
+            _ => &mut self.own,
+        }
+    }
+
+    fn age_lists(&self) -> [AgeList; 3] {
+        [self.whole, self.own, self.parts]
     }
 
     fn is_empty(&self) -> bool {
@@ -439,12 +453,11 @@ impl Heap {
             return;
         }
         self.settle_parked(stream, done);
-        for big in [true, false] {
+        let count = self.queues.get(stream as usize).map_or(0, |queue| queue.age_lists().len());
+        for list in 0..count {
             loop {
-                let Some(queue) = self.queues.get(stream as usize) else {
-                    return;
-                };
-                let id = if big { queue.big.head } else { queue.small.head };
+                let queue = self.queues.get(stream as usize);
+                let id = queue.and_then(|q| q.age_lists().get(list).copied()).map_or(NIL, |list| list.head);
                 if id == NIL || self.nodes.get(id).seq > done {
                     break;
                 }

@@ -118,13 +118,16 @@ pub fn validate(heap: &Heap) {
 
     let (mut aged, mut binned, mut kept, mut own) = (0, 0, 0, 0);
     for (stream, queue) in heap.queues.iter().enumerate() {
-        for list in [&queue.big, &queue.small] {
+        for list in [&queue.whole, &queue.own, &queue.parts] {
             let mut at = list.head;
             while at != NIL {
                 let node = heap.nodes.get(at);
                 assert_eq!(node.stream as usize, stream, "{node:?} is in another stream's list");
-                assert_eq!(node.len >= PAGE, core::ptr::eq(list, &queue.big));
-                own += usize::from(node.flags & block_flags::OWN_ALLOCATION != 0);
+                let is_own = node.flags & block_flags::OWN_ALLOCATION != 0;
+                let is_whole = !is_own && holds_chunk(heap, node.off, node.end());
+                assert_eq!(is_own, core::ptr::eq(list, &queue.own));
+                assert_eq!(is_whole, core::ptr::eq(list, &queue.whole));
+                own += usize::from(is_own);
                 at = node.age_next;
             }
             aged += ages(heap, list, Kind::Free);
@@ -170,6 +173,19 @@ fn covered(heap: &Heap, off: u64, end: u64) {
         assert!(chunk.off <= at && at < chunk.off + chunk.len, "{chunk:?} is not behind {at}");
         at = chunk.off + chunk.len;
     }
+}
+
+/// Whether a chunk lies wholly in the range.
+fn holds_chunk(heap: &Heap, off: u64, end: u64) -> bool {
+    let mut at = off;
+    while at < end {
+        let chunk = heap.chunks.get(heap.pages.chunk(at)).expect("mapped memory has a chunk");
+        at = chunk.off + chunk.len;
+        if chunk.off >= off && at <= end {
+            return true;
+        }
+    }
+    false
 }
 
 /// The length of an age list, whose members must be of the kind and in order of age.
