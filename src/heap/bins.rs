@@ -1,4 +1,4 @@
-//! Bins: the free extents of one stream by size, two levels deep, so that the best fit is found
+//! Bins: the free extents of one stream, or the holes, by size, two levels deep, so that the best fit is found
 //! without looking at every extent.
 //!
 //! A bin spans a sixteenth of a doubling; sixteen quanta and less have a bin each.
@@ -13,7 +13,10 @@ const ROWS: usize = 34; // Up to 2^37 quanta, more than MAX_SIZE.
 /// any number of extents of nearly one size; past it the fit is within a sixteenth of the best.
 const SCAN: usize = 48;
 
-/// The free extents of a stream, by size.
+/// The same for the largest, which only the report of an out-of-memory answer asks for.
+const LARGEST_SCAN: usize = 1024;
+
+/// Extents by size: the free ones of a stream, or the holes.
 pub struct Bins {
     heads: [[NodeId; STEPS]; ROWS],
     /// Bit r: row r has a bin in use.
@@ -96,6 +99,19 @@ impl Bins {
         Some((row, self.steps.get(row)?.trailing_zeros() as usize))
     }
 
+    /// The last bin in use before `bin`.
+    fn in_use_below(&self, (row, step): (usize, usize)) -> Option<(usize, usize)> {
+        let here = self.steps.get(row)? & !(u16::MAX.checked_shl(step as u32).unwrap_or(0));
+        let (row, steps) = if here != 0 {
+            (row, here)
+        } else {
+            let below = self.rows & !(u64::MAX.checked_shl(row as u32).unwrap_or(0));
+            let row = 63u32.checked_sub(below.leading_zeros())? as usize;
+            (row, *self.steps.get(row)?)
+        };
+        Some((row, 15u32.checked_sub(steps.leading_zeros())? as usize))
+    }
+
     /// The smallest extent that holds `len` bytes at a multiple of `align` (the lowest address among
     /// equals), as far as the scan limit lets it see.
     pub fn best_fit(&self, nodes: &Nodes, len: u64, align: u64) -> Option<NodeId> {
@@ -145,20 +161,40 @@ impl Bins {
         false
     }
 
-    /// The largest length that is certainly available, to within a bin.
+    /// Calls `f` with the extents of the bin of `len` bytes and of those above it, smallest first, or with those below it, largest
+    /// first, until it answers false.
+    pub fn visit(&self, nodes: &Nodes, len: u64, above: bool, mut f: impl FnMut(NodeId) -> bool) {
+        let first = place(len);
+        let mut bin = first;
+        loop {
+            let found = if above { self.in_use_from(bin) } else { self.in_use_below(bin) };
+            let Some(used) = found else { return };
+            let mut id = self.head(used);
+            while id != NIL {
+                if !f(id) {
+                    return;
+                }
+                id = nodes.get(id).bin_next;
+            }
+            bin = if above && used.1 + 1 < STEPS {
+                (used.0, used.1 + 1)
+            } else if above {
+                (used.0 + 1, 0)
+            } else {
+                used
+            };
+        }
+    }
+
+    /// The length of the largest extent; within a sixteenth of it where many are nearly as large.
     pub fn largest(&self, nodes: &Nodes) -> u64 {
-        let Some(row) = 63u32.checked_sub(self.rows.leading_zeros()) else {
-            return 0;
-        };
-        let steps = self.steps.get(row as usize).copied().unwrap_or(0);
-        let Some(step) = 15u32.checked_sub(steps.leading_zeros()) else {
-            return 0;
-        };
-        let (mut id, mut largest) = (self.head((row as usize, step as usize)), 0);
-        while id != NIL {
+        let Some(last) = self.in_use_below((ROWS - 1, STEPS)) else { return 0 };
+        let (mut id, mut seen, mut largest) = (self.head(last), 0, 0);
+        while id != NIL && seen < LARGEST_SCAN {
             let node = nodes.get(id);
             largest = largest.max(node.len);
             id = node.bin_next;
+            seen += 1;
         }
         largest
     }
@@ -200,6 +236,32 @@ mod tests {
             }
         }
         assert!(last.0 < ROWS);
+    }
+
+    #[test]
+    fn visits_go_up_and_down() {
+        let mut nodes = Nodes::new();
+        let mut bins = Bins::new();
+        nodes.reserve(100).unwrap();
+        for k in [1u64, 8, 12, 16, 40, 47, 400, 1 << 30] {
+            let id = nodes.take(Node { len: k << 12, ..Node::BLANK });
+            bins.insert(&mut nodes, id);
+        }
+        let visited = |len: u64, above, most: usize| {
+            let mut seen = Vec::new();
+            bins.visit(&nodes, len << 12, above, |id| {
+                seen.push(nodes.get(id).len >> 12);
+                seen.len() < most
+            });
+            seen
+        };
+        assert_eq!(visited(12, true, 99), [12, 16, 40, 47, 400, 1 << 30]);
+        assert_eq!(visited(12, false, 99), [8, 1]);
+        assert_eq!(visited(13, true, 2), [16, 40]);
+        assert_eq!(visited(1 << 36, false, 3), [1 << 30, 400, 47]);
+        assert_eq!(visited(1, false, 99), []);
+        assert_eq!(bins.largest(&nodes), 1 << 42);
+        assert_eq!(Bins::new().largest(&nodes), 0);
     }
 
     #[test]

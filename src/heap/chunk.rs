@@ -145,30 +145,8 @@ impl Heap {
         self.pages.reserve_start(off)?;
         let id = self.nodes.take(Node { off, len, kind: Kind::Hole, ..Node::BLANK });
         self.pages.set_start(off, id);
-        self.link_hole(id);
+        self.holes.insert(&mut self.nodes, id);
         Ok(())
-    }
-
-    pub(super) fn link_hole(&mut self, id: NodeId) {
-        let head = core::mem::replace(&mut self.holes, id);
-        let node = self.nodes.at(id);
-        node.bin_prev = NIL;
-        node.bin_next = head;
-        if head != NIL {
-            self.nodes.at(head).bin_prev = id;
-        }
-    }
-
-    pub(super) fn unlink_hole(&mut self, id: NodeId) {
-        let Node { bin_prev, bin_next, .. } = *self.nodes.get(id);
-        if bin_prev == NIL {
-            self.holes = bin_next;
-        } else {
-            self.nodes.at(bin_prev).bin_next = bin_next;
-        }
-        if bin_next != NIL {
-            self.nodes.at(bin_next).bin_prev = bin_prev;
-        }
     }
 
     /// Counts memory that the driver neither lets be used nor takes back.
@@ -190,16 +168,16 @@ impl Heap {
         self.nodes.at(id).kind = Kind::Hole;
         let prev = self.nodes.get(id).prev;
         if prev != NIL && self.nodes.get(prev).kind == Kind::Hole {
-            self.unlink_hole(prev);
+            self.holes.remove(&mut self.nodes, prev);
             self.join_holes(prev);
             id = prev;
         }
         let next = self.nodes.get(id).next;
         if next != NIL && self.nodes.get(next).kind == Kind::Hole {
-            self.unlink_hole(next);
+            self.holes.remove(&mut self.nodes, next);
             self.join_holes(id);
         }
-        self.link_hole(id);
+        self.holes.insert(&mut self.nodes, id);
     }
 
     fn join_holes(&mut self, id: NodeId) {

@@ -8,7 +8,7 @@ use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
 use super::{Heap, PAGE, QUANTUM};
 use crate::error::NoHostMemory;
 
-/// How many holes are compared, once one serves; a limit on the work of one growth.
+/// How many holes of each kind are compared, once one serves; a limit on the work of one growth.
 const HOLE_SCAN: usize = 256;
 /// How many extents before a hole a request may begin; a limit for the same reason.
 const RUN_SCAN: usize = 32;
@@ -45,25 +45,29 @@ impl Heap {
     ) -> Result<Option<Growth>, NoHostMemory> {
         let align = align.max(QUANTUM);
         let mut best = (u64::MAX, u64::MAX, NIL);
-        let (mut hole, mut seen) = (self.holes, 0);
-        while hole != NIL && (seen < HOLE_SCAN || best.2 == NIL) {
-            // Candidates: the request begins at the start of one of the extents before the hole that are free or holes.
-            let (mut first, mut steps) = (hole, 0);
-            loop {
-                if let Some((need, start)) = self.measure(first, stream, len, align)
-                    && (need, start) < (best.0, best.1)
-                {
-                    best = (need, start, first);
+        // Holes that are large enough come first, smallest first, so that where there are many one is soon found that serves; then
+        // those that need what lies beside them, largest first.
+        for above in [true, false] {
+            let mut seen = 0;
+            self.holes.visit(&self.nodes, len, above, |hole| {
+                // Candidates: the request begins at the start of one of the extents before the hole that are free or holes.
+                let (mut first, mut steps) = (hole, 0);
+                loop {
+                    if let Some((need, start)) = self.measure(first, stream, len, align)
+                        && (need, start) < (best.0, best.1)
+                    {
+                        best = (need, start, first);
+                    }
+                    let before = self.nodes.get(first).prev;
+                    steps += 1;
+                    if steps >= RUN_SCAN || !self.mappable(before, stream) {
+                        break;
+                    }
+                    first = before;
                 }
-                let before = self.nodes.get(first).prev;
-                steps += 1;
-                if steps >= RUN_SCAN || !self.mappable(before, stream) {
-                    break;
-                }
-                first = before;
-            }
-            hole = self.nodes.get(hole).bin_next;
-            seen += 1;
+                seen += 1;
+                seen < HOLE_SCAN || best.2 == NIL
+            });
         }
         if best.2 == NIL { Ok(None) } else { self.plan_from(best.2, stream, len, align).map(Some) }
     }
@@ -150,15 +154,15 @@ impl Heap {
         for part in &mut plan.parts {
             let hole = *self.nodes.get(part.node);
             let end = part.off.saturating_add(part.len);
-            self.unlink_hole(part.node);
+            self.holes.remove(&mut self.nodes, part.node);
             if part.off > hole.off {
                 let rest = part.node;
                 part.node = self.cut(rest, part.off);
-                self.link_hole(rest);
+                self.holes.insert(&mut self.nodes, rest);
             }
             if end < hole.end() {
                 let rest = self.cut(part.node, end);
-                self.link_hole(rest);
+                self.holes.insert(&mut self.nodes, rest);
             }
             self.nodes.at(part.node).kind = Kind::Busy;
         }

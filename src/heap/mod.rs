@@ -142,8 +142,8 @@ pub struct Heap {
     chunks: Chunks,
     slabs: Slabs,
     queues: Vec<Queue>,
-    /// Address space that is not mapped, linked by `bin_next`.
-    holes: NodeId,
+    /// Address space that is not mapped.
+    holes: Bins,
     /// Blocks freed device-ordered, oldest first.
     pending: AgeList,
     /// A slab may be cut from any extent: there is no page for a home.
@@ -212,7 +212,7 @@ impl Heap {
             chunks: Chunks::new(),
             slabs: Slabs::new(),
             queues: Vec::new(),
-            holes: NIL,
+            holes: Bins::new(),
             pending: AgeList::EMPTY,
             seq: 0,
             merge_all: false,

@@ -47,7 +47,7 @@ pub struct Node {
     /// Neighbours by address in the same region.
     pub prev: NodeId,
     pub next: NodeId,
-    /// Neighbours in a bin, or in the list of holes.
+    /// Neighbours in a bin.
     pub bin_prev: NodeId,
     pub bin_next: NodeId,
     /// Neighbours by age among the free nodes of a stream, or among the pending ones.

@@ -107,12 +107,10 @@ pub fn validate(heap: &Heap) {
     assert_eq!(b.mapped, b.live + b.cached + b.pending + b.overhead, "the identity does not hold");
 
     let mut listed = 0;
-    let mut at = heap.holes;
-    while at != NIL {
-        assert_eq!(heap.nodes.get(at).kind, Kind::Hole);
+    heap.holes.for_each(&heap.nodes, |id| {
+        assert_eq!(heap.nodes.get(id).kind, Kind::Hole);
         listed += 1;
-        at = heap.nodes.get(at).bin_next;
-    }
+    });
     assert_eq!(listed, holes, "holes are lost");
     assert_eq!(ages(heap, &heap.pending, Kind::Pending), pending);
 
