@@ -245,14 +245,27 @@ impl State {
     fn take_step(
         &mut self,
         mut plan: Growth,
-        chunks: &mut Vec<u32>,
+        chunks: &mut [u32],
         base: u64,
         bounds: Bounds,
     ) -> core::result::Result<core::result::Result<Step, Why>, NoHostMemory> {
         let len_of = |heap: &Heap, id: u32| heap.chunk(id).map_or(0, |c| c.len);
         // Large chunks first, while the parts still have room for them.
         chunks.sort_unstable_by_key(|id| core::cmp::Reverse(len_of(&self.heap, *id)));
-        let sum = chunks.iter().fold(0u64, |sum, id| sum.saturating_add(len_of(&self.heap, *id)));
+        let mut sum = 0u64;
+        // For each length, the chunks that are not placed yet.
+        let mut unplaced: Vec<(u64, core::ops::Range<usize>)> = Vec::new();
+        for (at, id) in chunks.iter().enumerate() {
+            let len = len_of(&self.heap, *id);
+            sum = sum.saturating_add(len);
+            match unplaced.last_mut() {
+                Some((same, range)) if *same == len => range.end = at.saturating_add(1),
+                _ => {
+                    unplaced.try_reserve(1).map_err(|_| NoHostMemory)?;
+                    unplaced.push((len, at..at.saturating_add(1)));
+                }
+            }
+        }
         let largest =
             (plan.need.saturating_sub(sum) / PIECES_PER_GROWTH).max(1).next_power_of_two().max(PAGE);
         let (mut pieces, mut moved) = (Vec::new(), Vec::new());
@@ -261,8 +274,9 @@ impl State {
             let (mut at, end) = (part.off, part.off.saturating_add(part.len));
             while at < end {
                 let room = end.saturating_sub(at);
-                let next = chunks.iter().position(|id| len_of(&self.heap, *id) <= room);
-                let mut piece = match next.map(|next| chunks.remove(next)) {
+                let next = unplaced.iter_mut().find(|(len, range)| *len <= room && !range.is_empty());
+                let next = next.and_then(|(_, range)| range.next());
+                let mut piece = match next.and_then(|next| chunks.get(next).copied()) {
                     Some(id) => {
                         let Some(chunk) = self.heap.chunk(id) else { continue };
                         moved.try_reserve(1).map_err(|_| NoHostMemory)?;
