@@ -1,13 +1,19 @@
 //! Regions: the translation between the heap's offsets and device addresses.
 //!
-//! The reserved range, if there is one, is region 0. Each `cuMemAlloc` chunk gets a slot of offsets of its own that is congruent to its
+//! The reserved range, if there is one, is region 0. Each `cuMemAlloc` chunk gets slots of offsets of its own, congruent to its
 //! address modulo 1 GiB, so that what is aligned in offsets is aligned in addresses; slots of different chunks never touch, so nothing
-//! coalesces across them.
+//! coalesces across them. Slots come in runs of powers of two, and are used again by chunks that need as many.
+//!
+//! No operation looks at more than a few of the chunks: a program may have any number of them.
 
 use super::Range;
 use crate::error::NoHostMemory;
 
 const SLOT: u64 = 1 << 30;
+/// More kinds of runs than addresses have bits.
+const KINDS: usize = 48;
+/// Most chunks in a block of the sorted list.
+const BLOCK: usize = 256;
 
 /// A `cuMemAlloc` chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,17 +28,27 @@ struct Region {
 /// See the module.
 pub struct Regions {
     range: Option<Range>,
-    /// By address.
-    chunks: Vec<Region>,
+    /// By address, in blocks of which none is empty, so that one comes and goes without all others being moved.
+    blocks: Vec<Vec<Region>>,
+    /// An empty block, for the next one that is cut in two.
+    spare: Vec<Region>,
     /// For each slot past the range, the chunk address minus its offset, wrapping.
     deltas: Vec<u64>,
-    /// Slots not in use: first and count.
-    vacant: Vec<(u64, u64)>,
+    /// First slots of the runs of `1 << kind` slots that are not in use, and how many such runs there are in all.
+    vacant: [Vec<u64>; KINDS],
+    runs: [usize; KINDS],
 }
 
 impl Regions {
     pub fn new(range: Option<Range>) -> Regions {
-        Regions { range, chunks: Vec::new(), deltas: Vec::new(), vacant: Vec::new() }
+        Regions {
+            range,
+            blocks: Vec::new(),
+            spare: Vec::new(),
+            deltas: Vec::new(),
+            vacant: [const { Vec::new() }; KINDS],
+            runs: [0; KINDS],
+        }
     }
 
     fn range_len(&self) -> u64 {
@@ -59,39 +75,83 @@ impl Regions {
                 return Some((off, 0));
             }
         }
-        let at = self.chunks.partition_point(|r| r.address <= address);
-        let region = self.chunks.get(..at)?.iter().rev().find(|region| !region.hidden)?;
+        let region = self.up_to(address).find(|region| !region.hidden)?;
         let inside = address.saturating_sub(region.address);
         (inside < region.len).then_some((region.off.saturating_add(inside), region.off))
     }
 
-    /// Makes room for one more chunk, so that [`Regions::add`] for `len` bytes needs no memory.
+    /// The block that a chunk at `address` belongs in, and where in it: behind all that begin at or below the address.
+    fn place(&self, address: u64) -> (usize, usize) {
+        let starts_below = |block: &Vec<Region>| block.first().is_some_and(|r| r.address <= address);
+        let at = self.blocks.partition_point(starts_below).saturating_sub(1);
+        (at, self.blocks.get(at).map_or(0, |block| block.partition_point(|r| r.address <= address)))
+    }
+
+    /// The chunks that begin at or below the address, the nearest first.
+    fn up_to(&self, address: u64) -> impl Iterator<Item = &Region> {
+        let (block, at) = self.place(address);
+        let near = self.blocks.get(block).and_then(|b| b.get(..at)).unwrap_or_default();
+        let below = self.blocks.get(..block).unwrap_or_default();
+        near.iter().rev().chain(below.iter().rev().flat_map(|b| b.iter().rev()))
+    }
+
+    /// Where the chunk at offset `off` is in the list.
+    fn find(&self, off: u64) -> Option<(usize, usize)> {
+        if off < self.range_len() {
+            return None;
+        }
+        let address = self.address(off);
+        let (mut block, mut at) = self.place(address);
+        // Several may begin there, all but one of them on their way out.
+        loop {
+            match at.checked_sub(1) {
+                Some(before) => at = before,
+                None => {
+                    block = block.checked_sub(1)?;
+                    at = self.blocks.get(block)?.len().checked_sub(1)?;
+                }
+            }
+            let region = self.blocks.get(block)?.get(at)?;
+            if region.address != address {
+                return None;
+            }
+            if region.off == off {
+                return Some((block, at));
+            }
+        }
+    }
+
+    /// Makes room for one more chunk, so that [`Regions::add`] for `len` bytes needs no memory, and removing it neither.
     pub fn reserve(&mut self, len: u64) -> Result<(), NoHostMemory> {
-        self.chunks.try_reserve(1).map_err(|_| NoHostMemory)?;
-        // Every chunk in use gives at most one run of slots back.
-        let most = self.chunks.len().saturating_add(self.vacant.len()).saturating_add(2);
-        self.vacant.try_reserve(most).map_err(|_| NoHostMemory)?;
-        self.deltas.try_reserve(slots(len) as usize).map_err(|_| NoHostMemory)
+        let kind = kind(len);
+        let (Some(vacant), Some(runs)) = (self.vacant.get_mut(kind), self.runs.get(kind)) else {
+            return Err(NoHostMemory);
+        };
+        let room = runs.saturating_add(1).saturating_sub(vacant.len());
+        vacant.try_reserve(room).map_err(|_| NoHostMemory)?;
+        self.deltas.try_reserve(1 << kind).map_err(|_| NoHostMemory)?;
+        self.blocks.try_reserve(2).map_err(|_| NoHostMemory)?;
+        self.spare.try_reserve_exact(BLOCK).map_err(|_| NoHostMemory)?;
+        if self.blocks.is_empty() {
+            let mut first = Vec::new();
+            first.try_reserve_exact(BLOCK).map_err(|_| NoHostMemory)?;
+            self.blocks.push(first);
+        }
+        Ok(())
     }
 
     /// Adds a chunk and returns its offset.
     pub fn add(&mut self, address: u64, len: u64) -> u64 {
-        let count = slots(len);
-        let first = match self.vacant.iter().position(|(_, c)| *c >= count) {
-            Some(at) => {
-                let first = self.vacant.get(at).map_or(0, |v| v.0);
-                if let Some(run) = self.vacant.get_mut(at) {
-                    *run = (run.0.saturating_add(count), run.1.saturating_sub(count));
-                }
-                self.vacant.retain(|v| v.1 > 0);
-                first
+        let kind = kind(len);
+        let count = 1u64 << kind;
+        let first = self.vacant.get_mut(kind).and_then(Vec::pop).unwrap_or_else(|| {
+            if let Some(runs) = self.runs.get_mut(kind) {
+                *runs = runs.saturating_add(1);
             }
-            None => {
-                let first = self.deltas.len() as u64;
-                self.deltas.resize(first.saturating_add(count) as usize, 0);
-                first
-            }
-        };
+            let first = self.deltas.len() as u64;
+            self.deltas.resize(first.saturating_add(count) as usize, 0);
+            first
+        });
         let off = self.range_len().saturating_add(first.saturating_mul(SLOT)).saturating_add(address % SLOT);
         for slot in first..first.saturating_add(count) {
             if let Some(delta) = self.deltas.get_mut(slot as usize) {
@@ -99,39 +159,49 @@ impl Regions {
             }
         }
         // Behind one of the same address: that one is being given back, and the driver was faster than its booking.
-        let at = self.chunks.partition_point(|r| r.address <= address);
-        self.chunks.insert(at, Region { address, len, off, hidden: false });
+        let (mut block, mut at) = self.place(address);
+        if self.blocks.get(block).is_some_and(|b| b.len() >= BLOCK) {
+            let mut upper = core::mem::take(&mut self.spare);
+            if let Some(full) = self.blocks.get_mut(block) {
+                upper.extend(full.drain(BLOCK / 2..));
+            }
+            self.blocks.insert(block.saturating_add(1), upper);
+            if at > BLOCK / 2 {
+                (block, at) = (block.saturating_add(1), at.saturating_sub(BLOCK / 2));
+            }
+        }
+        if let Some(block) = self.blocks.get_mut(block) {
+            block.insert(at, Region { address, len, off, hidden: false });
+        }
         off
     }
 
     /// Hides the chunk at offset `off` from look-ups by address, or shows it again.
     pub fn hide(&mut self, off: u64, hidden: bool) {
-        if let Some(region) = self.chunks.iter_mut().find(|region| region.off == off) {
+        let Some((block, at)) = self.find(off) else { return };
+        if let Some(region) = self.blocks.get_mut(block).and_then(|b| b.get_mut(at)) {
             region.hidden = hidden;
         }
     }
 
     /// Forgets the chunk at offset `off`.
     pub fn remove(&mut self, off: u64) {
-        let Some(at) = self.chunks.iter().position(|r| r.off == off) else { return };
-        let region = self.chunks.remove(at);
+        let Some((block, at)) = self.find(off) else { return };
+        let Some(chunks) = self.blocks.get_mut(block) else { return };
+        let region = chunks.remove(at);
+        if chunks.is_empty() {
+            self.blocks.remove(block);
+        }
         let first = region.off.saturating_sub(self.range_len()) / SLOT;
-        self.vacant.push((first, slots(region.len)));
-        // Neighbouring runs become one, so that large chunks find room again.
-        self.vacant.sort_unstable();
-        self.vacant.dedup_by(|next, run| {
-            let touch = run.0.saturating_add(run.1) == next.0;
-            if touch {
-                run.1 = run.1.saturating_add(next.1);
-            }
-            touch
-        });
+        if let Some(vacant) = self.vacant.get_mut(kind(region.len)) {
+            vacant.push(first); // Reserved when the run was made.
+        }
     }
 }
 
-/// Slots for a chunk wherever it starts in its first one.
-fn slots(len: u64) -> u64 {
-    len.div_ceil(SLOT).saturating_add(1)
+/// The kind of run for a chunk wherever it starts in its first slot.
+fn kind(len: u64) -> usize {
+    len.div_ceil(SLOT).saturating_add(1).next_power_of_two().trailing_zeros() as usize
 }
 
 #[cfg(test)]
@@ -183,5 +253,44 @@ mod tests {
         regions.reserve(3 << 30).unwrap();
         regions.add(chunks[0].0, 3 << 30);
         assert_eq!(regions.deltas.len(), slots_used, "slots are used again");
+    }
+
+    #[test]
+    fn many_chunks_come_and_go_in_any_order() {
+        let mut regions = Regions::new(None);
+        let mut model = std::collections::BTreeMap::new();
+        let mut random = 1u64;
+        let mut most = 0;
+        for step in 0..20_000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            // Fewer and fewer are left in the second half.
+            let address = ((random >> 33) % 4000) << 22;
+            let remove = if step < 10_000 { random >> 62 == 0 } else { random >> 62 != 0 };
+            match model.get(&address).copied() {
+                Some(off) if remove => {
+                    regions.remove(off);
+                    model.remove(&address);
+                }
+                None if !remove => {
+                    regions.reserve(4 << 20).unwrap();
+                    model.insert(address, regions.add(address, 4 << 20));
+                }
+                _ => {}
+            }
+            most = most.max(model.len());
+            if step % 500 == 0 {
+                for at in 0..4000u64 {
+                    let off = model.get(&(at << 22)).copied();
+                    assert_eq!(regions.offset((at << 22) + 5), off.map(|off| (off + 5, off)));
+                }
+                assert!(regions.blocks.iter().all(|b| !b.is_empty() && b.len() <= BLOCK));
+            }
+        }
+        assert!(most > 8 * BLOCK && model.len() < most / 2);
+        for off in model.into_values() {
+            regions.remove(off);
+        }
+        assert!(regions.blocks.is_empty());
+        assert_eq!(regions.deltas.len(), most * 2, "slots are used again");
     }
 }
