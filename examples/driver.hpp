@@ -33,11 +33,14 @@ struct Cuda {
 
   CUctx_st *context = nullptr;  // the primary context of device 0
 
-  // The simulated driver's own counters; NULL with a real driver.
+  // The simulated driver's own counters and knobs; NULL with a real driver.
   uint64_t (*used_bytes)(int device) = nullptr;
   uint64_t (*peak_bytes)(int device) = nullptr;
   uint64_t (*call_count)(const char *name) = nullptr;
   void (*reset_counts)() = nullptr;
+  void (*time_calls)(int on) = nullptr;
+  uint64_t (*call_time)(const char *name) = nullptr;
+  int (*spin)(CUstream_st *stream, uint64_t microseconds) = nullptr;
 
   bool simulated() const { return used_bytes != nullptr; }
 };
@@ -160,6 +163,9 @@ inline Cuda open_cuda() {
   take(library, "cudasim_peak_bytes", &cuda.peak_bytes);
   take(library, "cudasim_call_count", &cuda.call_count);
   take(library, "cudasim_reset_counts", &cuda.reset_counts);
+  take(library, "cudasim_time_calls", &cuda.time_calls);
+  take(library, "cudasim_call_time", &cuda.call_time);
+  take(library, "cudasim_spin", &cuda.spin);
   check(cuda.init(0), "cuInit");
   check(cuda.retain_context(&cuda.context, 0), "cuDevicePrimaryCtxRetain");
   use_context(cuda);
