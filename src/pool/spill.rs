@@ -13,7 +13,7 @@ use crate::logging::log_line;
 /// The chunks of an arena that are host memory.
 #[derive(Default)]
 pub struct Spilled {
-    /// Their offsets.
+    /// Their offsets, in order: each chunk that may be given back is looked for here.
     chunks: Vec<u64>,
     pub bytes: u64,
 }
@@ -24,18 +24,19 @@ impl Spilled {
     }
 
     fn add(&mut self, off: u64, len: u64) {
-        self.chunks.push(off);
+        let at = self.chunks.partition_point(|chunk| *chunk < off);
+        self.chunks.insert(at, off); // Reserved above.
         self.bytes = self.bytes.saturating_add(len);
     }
 
     pub fn has(&self, off: u64) -> bool {
-        !self.chunks.is_empty() && self.chunks.contains(&off)
+        self.chunks.binary_search(&off).is_ok()
     }
 
     /// Forgets the chunk at `off`, if it is one.
     pub fn remove(&mut self, off: u64, len: u64) {
-        if let Some(at) = self.chunks.iter().position(|chunk| *chunk == off) {
-            self.chunks.swap_remove(at);
+        if let Ok(at) = self.chunks.binary_search(&off) {
+            self.chunks.remove(at);
             self.bytes = self.bytes.saturating_sub(len);
         }
     }
