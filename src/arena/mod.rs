@@ -92,6 +92,11 @@ impl Debris {
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().fold(0, |sum, p| sum.saturating_add(p.len))
     }
+
+    /// How much of that is the host's memory.
+    pub fn host_bytes(&self) -> u64 {
+        self.pieces.iter().filter(|p| p.host).fold(0, |sum, p| sum.saturating_add(p.len))
+    }
 }
 
 /// A range of device addresses, reserved for good: a stale pointer into it can always be told.

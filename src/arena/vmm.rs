@@ -199,6 +199,10 @@ impl Mapper {
                 if vmm.unmap(piece.from, piece.len) != code::SUCCESS {
                     return true;
                 }
+                if let Some(free) = api.address_free.filter(|_| piece.host) {
+                    // SAFETY: the range was reserved for this piece, and nothing is mapped in it any more.
+                    unsafe { free(piece.from, piece.len as usize) };
+                }
                 piece.from = 0;
             }
             vmm.release(piece.handle) != code::SUCCESS

@@ -349,12 +349,17 @@ impl State {
         if debris.pieces.is_empty() {
             return;
         }
-        self.heap.add_debris(debris.bytes());
+        self.count_debris(debris.bytes(), debris.host_bytes());
         if self.debris.len() < self.debris.capacity() {
             self.debris.push((debris, busy));
         } else {
             log_line!(Error, "{} bytes stay with the driver for good", debris.bytes());
         }
+    }
+
+    fn count_debris(&mut self, bytes: u64, host: u64) {
+        self.heap.add_debris(bytes);
+        self.spilled.bytes = self.spilled.bytes.saturating_add(host);
     }
 
     /// The same for a chunk that stays mapped where it was, in an extent that stays busy.
@@ -372,7 +377,7 @@ impl State {
     pub(super) fn keep_one(&mut self, piece: Piece, busy: Vec<Part>) {
         let mut pieces = Vec::new();
         if pieces.try_reserve_exact(1).is_err() {
-            self.heap.add_debris(piece.len);
+            self.count_debris(piece.len, if piece.host { piece.len } else { 0 });
             return;
         }
         pieces.push(piece);

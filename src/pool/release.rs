@@ -18,7 +18,7 @@ impl Arena {
     pub(super) fn clear_debris(&self, api: &Api) -> Result<()> {
         loop {
             let Some((mut debris, busy)) = self.lock()?.debris.pop() else { return Ok(()) };
-            let before = debris.bytes();
+            let (before, host) = (debris.bytes(), debris.host_bytes());
             let mut calls = Calls::default();
             let clear = self.mapper.clear(api, &mut debris, &mut calls);
             let mut state = self.lock()?;
@@ -27,6 +27,7 @@ impl Arena {
                 return Err(self.lost_error());
             }
             state.heap.remove_debris(before);
+            state.spilled.bytes = state.spilled.bytes.saturating_sub(host);
             if !clear {
                 state.keep_debris(debris, busy);
                 return Ok(());

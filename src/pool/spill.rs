@@ -15,6 +15,7 @@ use crate::logging::log_line;
 pub struct Spilled {
     /// Their offsets, in order: each chunk that may be given back is looked for here.
     chunks: Vec<u64>,
+    /// Theirs, and what of the kind the driver would not take back.
     pub bytes: u64,
 }
 
