@@ -3,7 +3,7 @@
 
 #include "check.h"
 #include "driver.h"
-#include "scenario.h"
+#include "scenario_ladder.h"
 
 enum { CODE_OUT_OF_MEMORY = 2, CODE_UNKNOWN = 999 };
 
@@ -47,6 +47,22 @@ static int later_use(const struct trouble *fault) {
   calls = calls_of(fault->name) - calls;
   CHECK_EQ(sim.fail("*", 0, 0, 0), 0);
   scenario_finish(&run);
+  return check_failures == 0 && calls < (uint64_t)fault->nth ? EXIT_BEYOND : driver_result();
+}
+
+/* The ladder meets it, with all that it has. */
+static int in_the_ladder(const struct trouble *fault) {
+  struct ladder run;
+  uint64_t calls;
+  run.base.free_may = free_may;
+  run.base.may = may;
+  ladder_start(&run);
+  CHECK_EQ(sim.fail(fault->name, (uint64_t)fault->nth, fault->sticky, fault->code), 0);
+  calls = calls_of(fault->name);
+  ladder_run(&run);
+  calls = calls_of(fault->name) - calls;
+  CHECK_EQ(sim.fail("*", 0, 0, 0), 0);
+  ladder_finish(&run);
   return check_failures == 0 && calls < (uint64_t)fault->nth ? EXIT_BEYOND : driver_result();
 }
 
@@ -110,6 +126,22 @@ static void all_calls_from_each_on(void) {
   with_both_codes(later_use, "*", 1, 16);
 }
 
+/* The calls that the ladder is made of. */
+static void ladder_calls(void) {
+  static const char *const calls[] = {"cuMemCreate", "cuMemRelease", "cuMemMap",     "cuMemUnmap",   "cuMemSetAccess",
+                                      "cuMemAlloc",  "cuMemFree",    "cuMemGetInfo", "cuEventQuery", "cuCtxRecordEvent",
+                                      "cuMemAddressReserve", "cuMemAddressFree"};
+  size_t i;
+  for (i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    with_both_codes(in_the_ladder, calls[i], 0, 8);
+    with_both_codes(in_the_ladder, calls[i], 1, 4);
+  }
+}
+
+static void all_calls_from_each_on_in_the_ladder(void) {
+  with_both_codes(in_the_ladder, "*", 1, 8);
+}
+
 /* A call that the table lacks would never fail here. Runs last: from here on this process uses the driver. */
 static void table_names_all_calls(void) {
   struct scenario run;
@@ -135,6 +167,8 @@ int main(void) {
   RUN(each_call_once);
   RUN(each_function_from_each_call_on);
   RUN(all_calls_from_each_on);
+  RUN(ladder_calls);
+  RUN(all_calls_from_each_on_in_the_ladder);
   RUN(table_names_all_calls);
   return driver_result();
 }

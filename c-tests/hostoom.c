@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "driver.h"
-#include "scenario.h"
+#include "scenario_ladder.h"
 
 #include <link.h>
 #include <sys/mman.h>
@@ -154,6 +154,24 @@ static int later_use(const struct trouble *trouble) {
   return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 
+/* The ladder, with all that it has. Where its bookkeeping had no memory, a request may be out of device memory too. */
+static int may_ladder(int status) {
+  return may(status) || status == POOL_ERROR_OUT_OF_MEMORY;
+}
+
+static int in_the_ladder(const struct trouble *trouble) {
+  struct ladder run;
+  int struck;
+  run.base.free_may = free_may;
+  run.base.may = may_ladder;
+  ladder_start(&run);
+  start_failing(trouble);
+  ladder_run(&run);
+  struck = stop_failing();
+  ladder_finish(&run);
+  return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
+}
+
 /* Many live blocks, one by one, so that every table grows; then all frees without any memory. */
 static int many_blocks(const struct trouble *trouble) {
   enum { MOST = 3000 };
@@ -222,27 +240,31 @@ static int runtimes_functions(const struct trouble *trouble) {
   return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 
-static void every_allocation_fails(int (*child)(const struct trouble *)) {
+static void every_allocation_fails(int (*child)(const struct trouble *), int thinning) {
   struct trouble trouble = {"host allocation", 0, 0, 0};
-  scenario_each(child, trouble, 0);
+  scenario_each(child, trouble, thinning);
   trouble.sticky = 1;
-  scenario_each(child, trouble, 0);
+  scenario_each(child, trouble, thinning);
 }
 
 static void first_use_without_memory(void) {
-  every_allocation_fails(first_use);
+  every_allocation_fails(first_use, 0);
 }
 
 static void later_use_without_memory(void) {
-  every_allocation_fails(later_use);
+  every_allocation_fails(later_use, 0);
+}
+
+static void ladder_without_memory(void) {
+  every_allocation_fails(in_the_ladder, 16);
 }
 
 static void many_blocks_without_memory(void) {
-  every_allocation_fails(many_blocks);
+  every_allocation_fails(many_blocks, 0);
 }
 
 static void runtimes_functions_without_memory(void) {
-  every_allocation_fails(runtimes_functions);
+  every_allocation_fails(runtimes_functions, 0);
 }
 
 int main(void) {
@@ -253,6 +275,7 @@ int main(void) {
   /* This process never uses the driver; its children do. */
   RUN(first_use_without_memory);
   RUN(later_use_without_memory);
+  RUN(ladder_without_memory);
   RUN(many_blocks_without_memory);
   RUN(runtimes_functions_without_memory);
   return check_result();
