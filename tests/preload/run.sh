@@ -20,6 +20,7 @@ readonly LIMIT_S=60
 
 # mode of the shim (none: without it) | further environment | program and its arguments (@: a file of the directory)
 runs='
+guard -                               constructor
 none  -                               guard dlsym refused
 none  -                               guard v2:12000 refused
 none  -                               guard_direct direct refused
@@ -101,8 +102,8 @@ run() {
         label+=", $variant"
     fi
     label+=")"
-    output=$(timeout --kill-after=5 $((LIMIT_S * ${PRELOAD_SLOWER:-1})) ${PRELOAD_WRAPPER:-} \
-        env "${environment[@]}" "$directory/$program" "$@" 2>&1 </dev/null) || code=$?
+    output=$(timeout --kill-after=5 $((LIMIT_S * ${PRELOAD_SLOWER:-1})) \
+        env "${environment[@]}" ${PRELOAD_WRAPPER:-} "$directory/$program" "$@" 2>&1 </dev/null) || code=$?
     if ((code == 0)); then
         passed=$((passed + 1))
         printf 'ok      %s\n' "$label"

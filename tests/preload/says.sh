@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Checks what the preload shim says, that it finds the pool, and what it does without one. Usage:
+#
+#   tests/preload/says.sh DIRECTORY SHIM SIMULATED_LIBCUDA
+#
+# One line per check, the count last.
+set -uo pipefail
+
+if (($# != 3)); then
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+    exit 2
+fi
+directory=$(cd "$1" && pwd)
+shim=$2
+beside=${shim%/*}
+driver=${3%/*}
+
+unset LD_PRELOAD LD_LIBRARY_PATH CUDAPOOL_PRELOAD CUDAPOOL_CONF
+for variable in "${!CUDASIM_@}"; do unset "$variable"; done
+export CUDASIM_MEMORY=8GiB
+
+passed=0
+failed=0
+
+# name | lines that must be said, in order, as patterns (none: nothing) | environment and command
+check() {
+    local name=$1 pattern line code=0 good=1
+    local -a expected=() said=()
+    shift
+    while [[ $1 != -- ]]; do
+        expected+=("$1")
+        shift
+    done
+    shift
+    mapfile -t said < <(env "$@" 2>&1 </dev/null; echo "exit code $?")
+    code=${said[-1]}
+    unset 'said[-1]'
+    [[ $code == "exit code 0" && ${#said[@]} -eq ${#expected[@]} ]] || good=0
+    for line in "${!expected[@]}"; do
+        pattern=${expected[$line]}
+        # shellcheck disable=SC2053 # it is a pattern
+        [[ ${said[$line]:-} == $pattern ]] || good=0
+    done
+    if ((good)); then
+        passed=$((passed + 1))
+        printf 'ok      %s\n' "$name"
+    else
+        failed=$((failed + 1))
+        printf 'FAILED  %s, %s\n' "$name" "$code"
+        printf '    %s\n' "${said[@]}"
+    fi
+}
+
+alone=$(mktemp -d)
+trap 'rm -rf "$alone"' EXIT
+cp "$shim" "$alone/libcudapool_preload.so"
+
+on_driver=("LD_LIBRARY_PATH=$driver")
+check "nothing is said by default" \
+    -- "${on_driver[@]}" LD_PRELOAD="$shim" "$directory/lonely" dlsym 100 0
+check "a line at the first use (guard)" "cudapool_preload: guard mode, with $beside/libcudapool.so and $driver/libcuda.so.1" \
+    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+check "a line at the first use (pool), and the pool's own" \
+    "cudapool_preload: pool mode, with $beside/libcudapool.so and $driver/libcuda.so.1" "*device 0: an arena *" \
+    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 1 0
+check "nothing is said in off mode" \
+    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=off CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+check "a mode that is none" 'cudapool_preload: CUDAPOOL_PRELOAD is "guards", not guard, pool or off: nothing is done' \
+    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=guards CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+check "an option that is none" "cudapool_preload: *no_such_option*" \
+    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=no_such_option:1 "$directory/lonely" dlsym 100 0
+check "preloaded by a relative path" "cudapool_preload: guard mode, with $beside/*libcudapool.so and *" \
+    -- -C "$beside" "${on_driver[@]}" LD_PRELOAD=./libcudapool_preload.so CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+check "without the pool's library" "cudapool_preload: the pool cannot be had: *libcudapool.so*" \
+    -- "${on_driver[@]}" LD_PRELOAD="$alone/libcudapool_preload.so" "$directory/lonely" dlsym 100 0
+check "without the pool's library in pool mode" "cudapool_preload: the pool cannot be had: *libcudapool.so*" \
+    -- "${on_driver[@]}" LD_PRELOAD="$alone/libcudapool_preload.so" CUDAPOOL_PRELOAD=pool "$directory/lonely_direct" direct 100 0
+check "the pool's limit holds for the program" \
+    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=limit:1GiB "$directory/lonely" dlsym 2048 2
+check "and what stays below it is served" \
+    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=limit:1GiB "$directory/lonely" v2:12000 1000 0
+
+# One line for each rescue, and one for the first use.
+said=$(LD_LIBRARY_PATH="$driver:$beside" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/guard" dlsym rescued 2>&1 |
+    grep '^cudapool_preload: ' | sed 's/[0-9]\{4,\}/N/g' | sort | uniq -c | sort -rn)
+if [[ $(grep -c ', refused for memory, was rescued: the pool gave back N bytes$' <<<"$said") -ge 12 && $(wc -l <<<"$said") -eq \
+    $(($(grep -c ' was rescued: ' <<<"$said") + 1)) && $said == *"1 cudapool_preload: guard mode, with "* ]]; then
+    printf 'ok      a line for each rescue\n'
+    passed=$((passed + 1))
+else
+    printf 'FAILED  a line for each rescue\n%s\n' "$said"
+    failed=$((failed + 1))
+fi
+
+printf '%d passed, %d failed\n' "$passed" "$failed"
+((failed == 0))
