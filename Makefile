@@ -139,9 +139,10 @@ valgrind: c-tests-build ## Run the C tests under valgrind
 
 # ---- install ----
 
-install: lib ## Install library, header and pkg-config file under PREFIX
+install: lib preload ## Install libraries, header and pkg-config file under PREFIX
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
 	install -m 755 $(lib) $(DESTDIR)$(PREFIX)/lib/libcudapool.so
+	install -m 755 $(preload_shim) $(DESTDIR)$(PREFIX)/lib/libcudapool_preload.so
 	install -m 644 include/cudapool.h $(DESTDIR)$(PREFIX)/include/cudapool.h
 	printf '%s\n' 'prefix=$(PREFIX)' '' 'Name: cudapool' \
 	    'Description: A pooled GPU memory allocator behind a small C ABI' 'Version: $(version)' \
@@ -152,4 +153,4 @@ clean: ## Remove everything that was built
 	$(CARGO) clean
 
 help: ## List the targets
-	@sed -n "s/^\([a-z-]*\):.*## /\1: /p" $(MAKEFILE_LIST) | awk -F': ' '{ printf "  %-10s %s\n", $$1, $$2 }'
+	@sed -n "s/^\([a-z-]*\):.*## /\1: /p" $(MAKEFILE_LIST) | awk -F': ' '{ printf "  %-16s %s\n", $$1, $$2 }'

@@ -205,6 +205,19 @@ pub fn mapped_at(address: *const c_void) -> Option<libc::Dl_info> {
     (unsafe { libc::dladdr(address, &mut info) } != 0).then_some(info)
 }
 
+/// Keeps the library of a function loaded, even if the program closes it: programs open a driver to see whether there is one, and again
+/// to use it, and then it may lie elsewhere.
+pub fn keep_loaded(address: *const c_void) {
+    if let Some(object) = mapped_at(address)
+        && !object.dli_fname.is_null()
+    {
+        // SAFETY: the loader's own name of a library that is loaded.
+        unsafe {
+            libc::dlopen(object.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE);
+        }
+    }
+}
+
 /// `struct link_map`, the part of it that is public.
 #[repr(C)]
 struct LinkMap {

@@ -4,13 +4,13 @@
 //! `TABLE`. In the expression, `call` calls the driver's function with the same arguments.
 //!
 //! A wrapper knows one original: the first that was met. If a program has several libraries with a function of the name, the
-//! others' stay theirs. Nothing here locks: every thread that fills in an original finds the same one, or loses to the first.
+//! others' stay theirs. Nothing here locks: threads that fill the table at once do the same work, and find the same.
 
 use crate::elf::{self, Object};
 use crate::{alloc, capture, contexts, guard, info, lookup, stub};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 
 /// A result of the driver; 0 is success.
 pub type CuResult = c_int;
@@ -78,17 +78,10 @@ impl Hook {
     /// Takes a function that the program was to get for the original, unless there is one, and with it all others of the same library.
     /// Returns the original.
     pub fn adopt(&self, found: *mut c_void) -> *mut c_void {
-        if let Err(known) = self.original.compare_exchange(ptr::null_mut(), found, Relaxed, Relaxed) {
-            return known;
-        }
-        if let Some(library) = Object::around(found) {
-            for other in all() {
-                if other.original.load(Relaxed).is_null()
-                    && let Some(address) = library.find(other.name)
-                {
-                    let _ = other.original.compare_exchange(ptr::null_mut(), address, Relaxed, Relaxed);
-                }
-            }
+        match self.original.compare_exchange(ptr::null_mut(), found, Relaxed, Relaxed) {
+            Ok(_) => fill(found),
+            Err(known) if known != found => return known,
+            Err(_) => complete(found),
         }
         found
     }
@@ -96,6 +89,33 @@ impl Hook {
     /// Whether this is the original of this hook, without looking for one.
     pub fn is_original(&self, address: *mut c_void) -> bool {
         !address.is_null() && self.original.load(Relaxed) == address
+    }
+}
+
+/// The table has all originals of the first library.
+static FILLED: AtomicBool = AtomicBool::new(false);
+
+/// Takes all originals that are still missing from the library of this function. Another thread may be at the same.
+#[cold]
+fn fill(function: *const c_void) {
+    elf::keep_loaded(function);
+    if let Some(library) = Object::around(function) {
+        for hook in all() {
+            if hook.original.load(Relaxed).is_null()
+                && let Some(address) = library.find(hook.name)
+            {
+                let _ = hook.original.compare_exchange(ptr::null_mut(), address, Relaxed, Relaxed);
+            }
+        }
+    }
+    FILLED.store(true, Release);
+}
+
+/// Makes sure that the table is filled: the thread that was first may still be at it.
+#[inline]
+pub fn complete(function: *const c_void) {
+    if !FILLED.load(Acquire) {
+        fill(function);
     }
 }
 

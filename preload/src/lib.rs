@@ -9,7 +9,7 @@
 //! functions that the shim itself asks; `elf` reads symbol tables.
 //!
 //! Two rules. The hooks of the loader may run before any constructor, in a program's own `malloc`, or with the loader's
-//! lock held: there is no lock, no allocation and no panic in them. And what the shim does not know for certain, it passes
+//! lock held: there is no lock, no allocation and no panic in them, unless it is a wrapped function of a driver that is asked for. And what the shim does not know for certain, it passes
 //! on untouched.
 #![allow(non_snake_case, non_upper_case_globals)] // The exported names are CUDA's.
 #![deny(

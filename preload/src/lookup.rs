@@ -12,10 +12,10 @@ use core::ptr;
 
 hooks! {
     fn cuGetProcAddress(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
-        |call| substitute(symbol, function, call());
+        |call| substitute(&cuGetProcAddress::HOOK, symbol, function, call());
     fn cuGetProcAddress_v2(
         symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int,
-    ) |call| substitute(symbol, function, call());
+    ) |call| substitute(&cuGetProcAddress_v2::HOOK, symbol, function, call());
 }
 
 /// Called by the stubs for names that begin with "cu", before anything may be allocated or locked for other names.
@@ -82,11 +82,13 @@ fn not_found(name: *const c_char, version: *const c_char) -> Answer {
     Answer::of(ask(libc::RTLD_NEXT, name, version))
 }
 
-fn substitute(symbol: *const c_char, function: *mut *mut c_void, result: CuResult) -> CuResult {
+/// `asked` is the lookup function itself.
+fn substitute(asked: &Hook, symbol: *const c_char, function: *mut *mut c_void, result: CuResult) -> CuResult {
     if result == code::SUCCESS && !function.is_null() && !symbol.is_null() && mode::get() != Mode::Off {
         // SAFETY: the driver has just read the one and written the other.
         unsafe {
             let base = CStr::from_ptr(symbol);
+            hooks::complete(asked.original());
             if let Some(hook) = hooks::all().find(|hook| hook.is_original(*function) && is_form(hook, base)) {
                 *function = hook.wrapper();
             }

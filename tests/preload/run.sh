@@ -65,6 +65,10 @@ pool  -                               capture dlsym pool
 pool  -                               capture v2:12000:2 pool
 pool  CUDAPOOL_CONF=backend:malloc    capture dlsym pool
 pool  CUDASIM_DRIVER_VERSION=11040    capture dlsym pool
+guard -                               race dlsym driver
+pool  -                               race dlsym pool
+pool  -                               race v2:12000 pool
+pool  CUDAPOOL_CONF=backend:malloc    race v1:11040 pool
 none  -                               forks dlsym driver
 guard -                               forks dlsym driver
 pool  -                               forks dlsym pool
