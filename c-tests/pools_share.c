@@ -5,7 +5,7 @@
 #include "driver.h"
 #include "pools.h"
 
-enum { SOON_MS = 1000 };
+enum { SOON_MS = 700 };
 
 static int by_malloc;
 
@@ -203,7 +203,7 @@ static void own_slow_frees_do_not_hide_other_pools_memory(void) {
     if (by_malloc && sim.set_free_waits != NULL) {
       sim.set_free_waits(0); /* what cuMemFree waits for is not the library's choice */
     }
-    busy(slow, 1800);
+    busy(slow, 1200);
     CHECK_STATUS(POOL_OK, pool_free_async(mine, slow));
     if (way > 0) {
       busy(quick, 50);

@@ -210,11 +210,11 @@ static void other_pools_give_before_anything_is_waited_for(void) {
   other = new_pool(NULL);
   idle_on(other, 5, GIB);
   old = take_on(NULL, 2 * GIB, stream);
-  busy(stream, 1500);
+  busy(stream, 1000);
   CHECK_STATUS(POOL_OK, pool_free_async(old, stream));
   start = now_ms();
   block = take(NULL, 3 * GIB);
-  CHECK(now_ms() - start < 1000);
+  CHECK(now_ms() - start < 600);
   CHECK_EQ(held_by(other), 3 * GIB);
   CU(CtxSynchronize());
   give(block);
