@@ -779,13 +779,16 @@ enum pool_status pool_create(const struct pool_options *options,
 enum pool_status pool_destroy(struct pool_t *pool);
 
 /**
- * Reads the counters of a pool on a device: one consistent snapshot.
+ * Reads the counters of a pool on a device: one consistent snapshot. The driver is not asked: what was held in a context that is gone
+ * counts until a call that looks for memory, frees it, or gives it back notices.
  *
  * @param pool The pool; NULL is the default pool.
  * @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
  * @param stats Receives the counters; its `struct_size` must be set. Zeroed on failure.
  */
-enum pool_status pool_get_stats(struct pool_t *pool, int device, struct pool_stats *stats);
+enum pool_status pool_get_stats(struct pool_t *pool,
+                                int device,
+                                struct pool_stats *stats);
 
 /**
  * Tells why the calling thread's last request that was answered `POOL_ERROR_OUT_OF_MEMORY` was; a later success does not

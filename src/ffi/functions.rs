@@ -267,7 +267,8 @@ pub unsafe extern "C" fn pool_destroy(pool: *mut pool_t) -> pool_status {
     guard(|| crate::pool::pools::destroy(pool as u64))
 }
 
-/// Reads the counters of a pool on a device: one consistent snapshot.
+/// Reads the counters of a pool on a device: one consistent snapshot. The driver is not asked: what was held in a context that is gone
+/// counts until a call that looks for memory, frees it, or gives it back notices.
 ///
 /// @param pool The pool; NULL is the default pool.
 /// @param device Device ordinal, or `POOL_DEVICE_CURRENT`.

@@ -60,6 +60,8 @@ pub struct Found {
 /// See the module.
 pub struct Arena {
     pub mapper: Mapper,
+    /// Its place among all arenas.
+    pub slot: usize,
     /// Bytes of the device.
     pub total: u64,
     /// The context is gone, and the arena with it; only its addresses are still known.
@@ -82,6 +84,7 @@ pub fn host_oom(_: NoHostMemory) -> Status {
 
 impl Arena {
     pub fn new(
+        slot: usize,
         mapper: Mapper,
         total: u64,
         pool: PoolId,
@@ -89,6 +92,7 @@ impl Arena {
     ) -> core::result::Result<Arena, NoHostMemory> {
         let state = State::new(&mapper, pool, options)?;
         Ok(Arena {
+            slot,
             mapper,
             total,
             lost: AtomicBool::new(false),

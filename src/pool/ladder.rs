@@ -7,6 +7,7 @@ use super::arena::{Arena, Want, host_oom};
 use super::callbacks;
 use super::grow::{Attempt, Idle, Why};
 use super::options::Spill;
+use super::registry::Freed;
 use super::report::Climb;
 use super::settle::{Polled, Waited};
 use super::state::State;
@@ -195,13 +196,15 @@ impl Arena {
         // Something may have come after the search before this one.
         let mut seen = self.lock()?.progress().wrapping_sub(1);
         let (mut slice, mut rounds) = (SHORTEST_SLICE, 0);
+        let mut freed = Freed::until_now(self.device());
         loop {
             // What is finished may do, once it is moved; but in the end all of it is waited for.
             let enough = if rounds < SETTLE_ROUNDS / 2 { want.size } else { u64::MAX };
             // Each arena gets a little time in turn: what one waits for long, another one may have at once.
             let until = deadline.min(Instant::now() + slice);
             slice = (slice * 2).min(LONGEST_SLICE);
-            let (waited, served) = self.wait_and_search(api, want, until, Some((enough, &mut seen)))?;
+            let (waited, served) =
+                self.wait_and_search(api, want, until, freed.of(self), Some((enough, &mut seen)))?;
             if let Some(address) = served {
                 return Ok(Attempt::Served(address));
             }
@@ -212,7 +215,7 @@ impl Arena {
             };
             for arena in self.helpers(why) {
                 // One whose context is gone, or that is in trouble itself, is no help, and no reason to fail.
-                let waited = arena.wait_for_idle(api, until, want.size);
+                let waited = arena.wait_for_idle(api, until, freed.of(arena), want.size);
                 unsettled |= waited == Ok(Waited::TimeIsUp);
             }
             let why = match self.grow_with_others(api, want, why)? {
@@ -226,6 +229,7 @@ impl Arena {
             if waited != Waited::Settled || rounds == SETTLE_ROUNDS || !self.lock()?.is_unsettled() {
                 return Ok(Attempt::Refused(why));
             }
+            freed = Freed::until_now(self.device());
         }
     }
 
@@ -271,7 +275,7 @@ impl Arena {
     /// Rungs 1 to 5 in short, without waiting.
     fn search_again(&self, api: &Api, want: &Want) -> Result<Attempt> {
         let now = Instant::now();
-        if let (_, Some(address)) = self.wait_and_search(api, want, now, None)? {
+        if let (_, Some(address)) = self.wait_and_search(api, want, now, 0, None)? {
             return Ok(Attempt::Served(address));
         }
         let why = match self.grow_with_idle(api, want, want.size)? {
@@ -279,7 +283,7 @@ impl Arena {
             served => return Ok(served),
         };
         for arena in self.helpers(why) {
-            let _ = arena.wait(api, now, |_| Ok(false));
+            let _ = arena.wait(api, now, 0, |_| Ok(false));
         }
         self.grow_with_others(api, want, why)
     }
@@ -291,10 +295,11 @@ impl Arena {
         api: &Api,
         want: &Want,
         deadline: Instant,
+        freed: u64,
         mut enough: Option<(u64, &mut u64)>,
     ) -> Result<(Waited, Option<u64>)> {
         let mut served = None;
-        let waited = self.wait(api, deadline, |state| {
+        let waited = self.wait(api, deadline, freed, |state| {
             served = state.search(want)?;
             let idle = enough.as_mut().is_some_and(|(bytes, seen)| state.has_more_idle(*bytes, seen));
             Ok(served.is_some() || idle)
@@ -303,12 +308,18 @@ impl Arena {
     }
 
     /// Waits until chunks of so many bytes are idle, or nothing is left to wait for.
-    pub(super) fn wait_for_idle(&self, api: &Api, deadline: Instant, bytes: u64) -> Result<Waited> {
+    pub(super) fn wait_for_idle(
+        &self,
+        api: &Api,
+        deadline: Instant,
+        freed: u64,
+        bytes: u64,
+    ) -> Result<Waited> {
         if self.lock()?.has_idle(bytes) {
             return Ok(Waited::Settled);
         }
         let mut seen = self.lock()?.progress();
-        self.wait(api, deadline, |state| Ok(state.has_more_idle(bytes, &mut seen)))
+        self.wait(api, deadline, freed, |state| Ok(state.has_more_idle(bytes, &mut seen)))
     }
 
     /// Whatever callbacks claim, what counts is whether the request can be served. Their frees may have come to any pool, or have gone to the driver.

@@ -393,8 +393,6 @@ pub fn reclaim(device: i32, wanted: u64) -> Result<u64> {
 pub fn stats(pool: PoolId, device: i32) -> Result<Stats> {
     let api = driver::api()?;
     let device = registry::device(api, device)?;
-    // What went with its context is not held.
-    registry::lose_the_dead(api, device);
     let mut sum = Stats::default();
     for arena in registry::of_pool(pool).filter(|a| a.device() == device) {
         let state = arena.lock()?;

@@ -1,6 +1,7 @@
 //! Reclaim for others: a foreign allocation on the device needs memory that the pools hold.
 
 use super::ladder::{LONGEST_SLICE, SHORTEST_SLICE};
+use super::registry::Freed;
 use super::settle::Waited;
 use super::{callbacks, registry, reserve};
 use crate::driver::Api;
@@ -20,7 +21,7 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
     let released = Cell::new(0u64);
     let missing = || wanted.saturating_sub(released.get());
     let release = || {
-        let mut slice = SHORTEST_SLICE;
+        let (mut slice, freed) = (SHORTEST_SLICE, Freed::until_now(device));
         loop {
             // Each arena gets a little time in turn: what one waits for long, another one may have at once.
             let until = deadline.min(Instant::now() + slice);
@@ -33,7 +34,8 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
                 }
                 if !arena.is_captured() {
                     // An arena whose context is gone, or that is in trouble itself, has nothing to give; the others have.
-                    unsettled |= arena.wait_for_idle(api, until, least) == Ok(Waited::TimeIsUp);
+                    unsettled |=
+                        arena.wait_for_idle(api, until, freed.of(arena), least) == Ok(Waited::TimeIsUp);
                 }
                 let more = arena.release_idle(api, least).unwrap_or(0);
                 released.set(released.get().saturating_add(more));

@@ -59,6 +59,30 @@ pub fn on(device: i32) -> impl Iterator<Item = &'static Arena> {
     all().filter(move |a| a.device() == device && !a.is_lost())
 }
 
+/// How far the arenas of a device were at some moment: waits for what had been freed until then come to an end whatever others free
+/// meanwhile.
+pub struct Freed {
+    /// Counts of frees, by the arenas' slots.
+    counts: [u64; MOST],
+}
+
+impl Freed {
+    pub fn until_now(device: i32) -> Freed {
+        let mut counts = [0; MOST];
+        for arena in on(device) {
+            if let (Some(count), Ok(state)) = (counts.get_mut(arena.slot), arena.lock()) {
+                *count = state.heap.seq();
+            }
+        }
+        Freed { counts }
+    }
+
+    /// The count of frees of an arena then.
+    pub fn of(&self, arena: &Arena) -> u64 {
+        self.counts.get(arena.slot).copied().unwrap_or(0)
+    }
+}
+
 /// The arenas of a pool, lost ones too.
 pub fn of_pool(pool: PoolId) -> impl Iterator<Item = &'static Arena> {
     all().filter(move |a| a.pool() == pool)
@@ -250,7 +274,7 @@ fn add(api: &Api, pool: PoolId, context: Context) -> Result<&'static Arena> {
             "the process has used {MOST} arenas: pools in contexts, counting those that were reset"
         );
     };
-    let arena = place(Arena::new(mapper, total, pool, options).map_err(host_oom)?)?;
+    let arena = place(Arena::new(count, mapper, total, pool, options).map_err(host_oom)?)?;
     slot.store(ptr::from_ref(arena).cast_mut(), Release);
     COUNT.store(count.saturating_add(1), Release);
     find_only();

@@ -148,7 +148,8 @@ impl Arena {
     /// and those still cached.
     pub fn trim(&self, api: &Api, keep: u64, deadline: Instant) -> Result<(u64, u64)> {
         if !self.is_captured() {
-            self.wait(api, deadline, |_| Ok(false))?;
+            let freed = self.lock()?.heap.seq();
+            self.wait(api, deadline, freed, |_| Ok(false))?;
         }
         self.clear_debris(api)?;
         let excess = {

@@ -189,12 +189,13 @@ impl Arena {
         }
     }
 
-    /// Waits until everything freed is finished with, `served` says that it is enough, or time runs out. Must not be called in
-    /// a capture.
+    /// Waits until everything freed by the count of `freed` is finished with, `served` says that it is enough, or time runs out. Must not be
+    /// called in a capture.
     pub fn wait(
         &self,
         api: &Api,
         deadline: Instant,
+        freed: u64,
         mut served: impl FnMut(&mut State) -> Result<bool>,
     ) -> Result<Waited> {
         let mut pause = Duration::from_micros(10);
@@ -205,7 +206,7 @@ impl Arena {
                 || (api.ctx_record_event.is_none() && self.synchronize(api)?);
             let polled = self.poll(api);
             let mut state = self.lock()?;
-            if served(&mut state)? || !state.is_unsettled() {
+            if served(&mut state)? || !state.is_unsettled_since(freed) {
                 return Ok(Waited::Settled);
             }
             let marked = !state.marks.is_empty() || state.streams.iter().any(|s| !s.marks.is_empty());
@@ -302,8 +303,16 @@ impl State {
 
     /// Whether freed memory waits for the device, as pending blocks or as free memory of a stream.
     pub fn is_unsettled(&self) -> bool {
+        self.is_unsettled_since(u64::MAX)
+    }
+
+    /// Whether some of that may have been freed by the count of `freed`.
+    pub fn is_unsettled_since(&self, freed: u64) -> bool {
         let mut streams = self.streams.iter().enumerate().skip(1);
-        self.heap.has_pending()
-            || streams.any(|(id, s)| self.heap.last_free(id as StreamId) > s.done.max(self.done))
+        (self.heap.has_pending() && self.done < freed)
+            || streams.any(|(id, s)| {
+                let done = s.done.max(self.done);
+                self.heap.last_free(id as StreamId) > done && done < freed
+            })
     }
 }
