@@ -312,6 +312,63 @@ static void pools_in_use_do_not_keep_the_answer(void) {
   check_all_gone();
 }
 
+/* Something that was freed is always under way on one of two streams. */
+static void *free_all_the_time(void *pool) {
+  CUstream streams[2];
+  int i = 0;
+  CU(CtxSetCurrent(context));
+  streams[0] = new_stream(STREAM_NON_BLOCKING);
+  streams[1] = new_stream(STREAM_NON_BLOCKING);
+  while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) {
+    void *block = take_on((pool_t *)pool, 2 * MIB, streams[i]);
+    busy(streams[i], 10);
+    CHECK_STATUS(POOL_OK, pool_free_async(block, streams[i]));
+    i = 1 - i;
+    CU(StreamSynchronize(streams[i]));
+  }
+  CU(CtxSynchronize());
+  CU(StreamDestroy(streams[0]));
+  CU(StreamDestroy(streams[1]));
+  return NULL;
+}
+
+/* Waits are for what had been freed when they began: they end, although others go on. */
+static void waits_end_while_others_go_on(void) {
+  enum { SETTLE_MS = 8000, LONG_MS = 4000 };
+  pool_options defaults = default_options(), options = defaults;
+  int own;
+  options.settle_ms = SETTLE_MS;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  sim.set_free_waits(0); /* what cuMemFree waits for is not the library's choice */
+  for (own = 0; own < 2; own++) {
+    pool_t *pool = own ? NULL : new_pool(&options);
+    void *live = take(NULL, 7 * GIB);
+    pthread_t thread;
+    double start;
+    stop = 0;
+    CHECK_EQ(pthread_create(&thread, NULL, free_all_the_time, pool), 0);
+    sleep_ms(50);
+    start = now_ms();
+    refuse(NULL, GIB + 200 * MIB);
+    CHECK(now_ms() - start < LONG_MS);
+    start = now_ms();
+    CHECK_STATUS(POOL_OK, pool_trim(pool, 0, 0, NULL));
+    CHECK(now_ms() - start < LONG_MS);
+    start = now_ms();
+    CHECK_STATUS(POOL_OK, pool_reclaim(0, 4 * GIB, NULL));
+    CHECK(now_ms() - start < LONG_MS);
+    __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
+    pthread_join(thread, NULL);
+    give(live);
+    if (pool != NULL) {
+      CHECK_STATUS(POOL_OK, pool_destroy(pool));
+    }
+    check_all_gone();
+  }
+  sim.set_free_waits(1);
+  CHECK_STATUS(POOL_OK, pool_configure(&defaults));
+}
+
 /* Threads of three pools whose largest blocks fit side by side: nobody may be refused, although each has to take what
  * another pool has just become idle on, and all are in the ladder at once. */
 static void *take_turns(void *pool) {
@@ -366,6 +423,7 @@ int main(void) {
   RUN(own_slow_frees_do_not_hide_other_pools_memory);
   RUN(callbacks_may_free_blocks_of_other_pools);
   RUN(pools_in_use_do_not_keep_the_answer);
+  RUN(waits_end_while_others_go_on);
   RUN(pools_share_what_there_is);
   RUN(idle_memory_serves_any_pool);
   return driver_result();
