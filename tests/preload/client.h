@@ -53,6 +53,7 @@ typedef struct {
   F(PrimaryRelease, cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice device))                   \
   F(PrimaryReset, cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (CUdevice device))                         \
   F(PrimaryState, cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active)) \
+  F(DeviceGetCount, cuDeviceGetCount, cuDeviceGetCount, (int *count))                                             \
   F(CtxDestroy, cuCtxDestroy, cuCtxDestroy_v2, (CUcontext context))                                               \
   F(CtxSetCurrent, cuCtxSetCurrent, cuCtxSetCurrent, (CUcontext context))                                         \
   F(CtxGetCurrent, cuCtxGetCurrent, cuCtxGetCurrent, (CUcontext * context))                                       \
@@ -113,7 +114,7 @@ static struct {
 /* The functions of the pool that some other part of the process uses. */
 static struct {
   __typeof__(&pool_alloc) alloc;
-  __typeof__(&pool_alloc_async) alloc_async;
+  __typeof__(&pool_alloc_with) alloc_with;
   __typeof__(&pool_free) free;
   __typeof__(&pool_trim) trim;
   __typeof__(&pool_get_stats) get_stats;
@@ -218,7 +219,7 @@ static inline void helpers_open(void) {
   void *library = need(dlopen(path != NULL ? path : "libcudapool.so", RTLD_NOW | RTLD_LOCAL), "libcudapool.so");
   void *driver = driver_library(RTLD_LOCAL);
 #define TAKE(name) take(library, "pool_" #name, &pool.name)
-  TAKE(alloc), TAKE(alloc_async), TAKE(free), TAKE(trim), TAKE(get_stats);
+  TAKE(alloc), TAKE(alloc_with), TAKE(free), TAKE(trim), TAKE(get_stats);
 #define TAKE_SIM(name) take(driver, "cudasim_" #name, &sim.name)
   TAKE_SIM(used_bytes), TAKE_SIM(call_count), TAKE_SIM(fail), TAKE_SIM(spin), TAKE_SIM(misuse_count);
   TAKE_SIM(live_allocations), TAKE_SIM(live_handles);
@@ -242,15 +243,24 @@ static inline pool_stats stats_of_pool(void) {
 }
 
 /* Another part of the process leaves so much idle in the pool, in pieces. */
-static inline void leave_idle(size_t bytes) {
+static inline void leave_idle_on(int device, size_t bytes) {
+  pool_request request;
   void *pieces[64];
   size_t count = bytes / (GIB / 4), i;
+  memset(&request, 0, sizeof request);
+  request.struct_size = sizeof request;
+  request.size = GIB / 4;
+  request.device = device;
   for (i = 0; i < count; i++) {
-    CHECK_EQ(pool.alloc(&pieces[i], GIB / 4), 0);
+    CHECK_EQ(pool.alloc_with(&pieces[i], &request), 0);
   }
   for (i = 0; i < count; i++) {
     CHECK_EQ(pool.free(pieces[i]), 0);
   }
+}
+
+static inline void leave_idle(size_t bytes) {
+  leave_idle_on(0, bytes);
   CHECK(stats_of_pool().reserved_bytes >= bytes);
 }
 

@@ -195,6 +195,40 @@ static void pending_memory_is_waited_for(void) {
   }
 }
 
+/* Memory of a device that is not the current one: the chunk's location and the stream say which. */
+static void on_another_device(void) {
+  allocation_properties properties = {1, 0, 1, 1, NULL, {0}};
+  CUcontext first = NULL, second = NULL;
+  CUstream stream = NULL;
+  CUdeviceptr ptr = 0;
+  unsigned long long handle = 0;
+  int devices = 0;
+  CU(DeviceGetCount(&devices));
+  if (devices < 2 || cu.MemCreate == NULL || cu.MemAllocAsync == NULL) {
+    return;
+  }
+  CU(CtxGetCurrent(&first));
+  CU(PrimaryRetain(&second, 1));
+  CU(CtxSetCurrent(second));
+  CU(StreamCreate(&stream, 1));
+  CU(CtxSetCurrent(first));
+  leave_idle_on(1, 7 * GIB);
+  CHECK_OUTCOME(cu.MemCreate(&handle, 4 * GIB, &properties, 0));
+  if (rescued) {
+    CU(MemRelease(handle));
+  }
+  CHECK_EQ(pool.trim(NULL, 1, 0, NULL), 0);
+  leave_idle_on(1, 7 * GIB);
+  CHECK_OUTCOME(cu.MemAllocAsync(&ptr, 4 * GIB, stream));
+  if (rescued) {
+    CU(MemFreeAsync(ptr, stream));
+    CU(StreamSynchronize(stream));
+  }
+  CU(CtxGetCurrent(&second));
+  CHECK(first == second);
+  CU(StreamDestroy(stream));
+}
+
 int main(int count, char **arguments) {
   if (count != 3) {
     return 2;
@@ -210,5 +244,6 @@ int main(int count, char **arguments) {
   RUN(indirect);
   RUN(other_failures_stay);
   RUN(pending_memory_is_waited_for);
+  RUN(on_another_device);
   return client_result();
 }

@@ -38,6 +38,12 @@ guard -                               guard_direct direct rescued
 guard -                               guard_direct v2:12000 rescued
 guard CUDAPOOL_CONF=backend:malloc    guard dlsym rescued
 guard CUDASIM_DRIVER_VERSION=11040    guard v1:11040 rescued
+guard CUDASIM_DEVICES=2               guard dlsym rescued
+none  CUDASIM_DEVICES=2               guard dlsym refused
+none  -                               two_drivers @fake_driver.so without
+guard -                               two_drivers @fake_driver.so wrapped
+pool  -                               two_drivers @fake_driver.so wrapped
+off   -                               two_drivers @fake_driver.so without
 guard -                               plugin_host @guard_plugin.so direct rescued
 guard -                               plugin_host @guard_plugin.so scope rescued
 none  -                               plugin_host @guard_plugin.so direct refused
