@@ -13,8 +13,12 @@ use crate::heap::{Chunk, Growth, Heap, NIL, NodeId, PAGE, Part, QUANTUM, round_u
 use crate::logging::log_line;
 
 /// A growth is made of about this many chunks at most. The driver's cost goes with their number, but a chunk is only given up whole, and a small
-/// survivor traps all of it: with half as many the hardest of the traces that `make bench` takes runs out of memory at 5 % above its live peak.
+/// survivor traps all of it.
 const PIECES_PER_GROWTH: u64 = 64;
+/// The same once memory was refused: then what a survivor traps is missed, and the driver's cost is not.
+const PIECES_WHEN_SCARCE: u64 = 8 * PIECES_PER_GROWTH;
+/// A chunk is at most this part of what the pool may hold, so that what is trapped is little beside it.
+const CHUNKS_PER_DEVICE: u64 = 512;
 /// Requests of up to this many bytes share `cuMemAlloc` chunks of [`SHARED_CHUNK`]; larger ones get chunks of their own size, because
 /// nothing can be unmapped from between two survivors here.
 const SHARED_MOST: u64 = 2 << 20;
@@ -239,13 +243,14 @@ impl State {
             let done = |stream| self.done_of(stream);
             self.heap.collect_idle(plan.need, &done, &plan.frees, &mut chunks, &fits).map_err(host_oom)?;
         }
-        self.take_step(plan, &mut chunks, base, bounds).map_err(host_oom)
+        self.take_step(plan, &mut chunks, want.refused, base, bounds).map_err(host_oom)
     }
 
     fn take_step(
         &mut self,
         mut plan: Growth,
         chunks: &mut [u32],
+        refused: bool,
         base: u64,
         bounds: Bounds,
     ) -> core::result::Result<core::result::Result<Step, Why>, NoHostMemory> {
@@ -266,8 +271,10 @@ impl State {
                 }
             }
         }
-        let largest =
-            (plan.need.saturating_sub(sum) / PIECES_PER_GROWTH).max(1).next_power_of_two().max(PAGE);
+        let pieces = if refused { PIECES_WHEN_SCARCE } else { PIECES_PER_GROWTH };
+        let bearable = self.options.limit(bounds.total).min(bounds.total) / CHUNKS_PER_DEVICE;
+        let bearable = 1u64 << bearable.max(PAGE).ilog2();
+        let largest = (plan.need.saturating_sub(sum) / pieces).max(PAGE).next_power_of_two().min(bearable);
         let (mut pieces, mut moved) = (Vec::new(), Vec::new());
         let mut fresh = 0u64;
         for part in &plan.parts {
