@@ -1,10 +1,10 @@
-//! Bins: the free extents of one stream, or the holes, by size, two levels deep, so that the best fit is found
-//! without looking at every extent.
+//! Bins: the free extents of one stream, or the holes, by size, two levels deep, so that a place for a request is found without
+//! looking at every extent; and which of the places that hold it is taken.
 //!
 //! A bin spans a sixteenth of a doubling; sixteen quanta and less have a bin each.
 
 use super::node::{NIL, NodeId, Nodes};
-use super::size::QUANTUM;
+use super::size::{PAGE, QUANTUM};
 
 const STEPS: usize = 16;
 const ROWS: usize = 34; // Up to 2^37 quanta, more than MAX_SIZE.
@@ -12,6 +12,8 @@ const ROWS: usize = 34; // Up to 2^37 quanta, more than MAX_SIZE.
 /// How many extents of one bin are looked at for the best fit. A limit, because a program may leave
 /// any number of extents of nearly one size; past it the fit is within a sixteenth of the best.
 const SCAN: usize = 48;
+/// How many extents are looked at, where none is a good fit, for the one at the lowest address; a limit for the same reason.
+const LOWEST_SCAN: usize = 24;
 
 /// The same for the largest, which only the report of an out-of-memory answer asks for.
 const LARGEST_SCAN: usize = 1024;
@@ -33,6 +35,25 @@ fn place(len: u64) -> (usize, usize) {
     let log = quanta.ilog2();
     let row = (log as usize).saturating_sub(3).min(ROWS - 1);
     (row, (quanta >> log.saturating_sub(4)) as usize & (STEPS - 1))
+}
+
+/// The next bin after one.
+fn after((row, step): (usize, usize)) -> (usize, usize) {
+    if step + 1 < STEPS { (row, step + 1) } else { (row + 1, 0) }
+}
+
+/// How good a place is, less being better: first the good fits by length and address, then from [`FAR`] on the others by address.
+pub type Rank = (u64, u64);
+/// More than any length.
+const FAR: u64 = 1 << 63;
+
+/// The rank of an extent of `whole` bytes at `off` for a request of `len`. A block smaller than a page that finds only extents of more
+/// than 2.5 times its length would break one up wherever it went: it goes to the lowest, so that those further up become idle whole.
+/// For larger blocks every fit is good.
+#[inline]
+fn rank(len: u64, whole: u64, off: u64) -> Rank {
+    let good = len >= PAGE || whole <= len.wrapping_mul(5) / 2;
+    if good { (whole, off) } else { (FAR | off, 0) }
 }
 
 impl Bins {
@@ -112,51 +133,53 @@ impl Bins {
         Some((row, 15u32.checked_sub(steps.leading_zeros())? as usize))
     }
 
-    /// The smallest extent that holds `len` bytes at a multiple of `align` (the lowest address among
-    /// equals), as far as the scan limit lets it see.
-    pub fn best_fit(&self, nodes: &Nodes, len: u64, align: u64) -> Option<NodeId> {
-        let mut bin = place(len);
-        loop {
-            bin = self.in_use_from(bin)?;
-            let (mut best, mut best_len, mut best_off) = (NIL, u64::MAX, u64::MAX);
-            let (mut id, mut seen) = (self.head(bin), 0);
+    /// Where `len` bytes at a multiple of `align` are best put: the extent of the least [`rank`], as far as the scan limits let it see.
+    pub fn best(&self, nodes: &Nodes, len: u64, align: u64) -> Option<(Rank, NodeId)> {
+        let (mut bin, mut all) = (place(len), 0);
+        let (mut best, mut least) = (NIL, (u64::MAX, u64::MAX));
+        while let Some(used) = self.in_use_from(bin) {
+            let (mut id, mut seen) = (self.head(used), 0);
             while id != NIL && seen < SCAN {
                 let node = nodes.get(id);
-                let better = node.len < best_len || (node.len == best_len && node.off < best_off);
-                if better && fits(node.off, node.len, len, align) {
-                    (best, best_len, best_off) = (id, node.len, node.off);
+                let this = rank(len, node.len, node.off);
+                if this < least && fits(node.off, node.len, len, align) {
+                    (best, least) = (id, this);
                 }
                 id = node.bin_next;
                 seen += 1;
             }
-            if best != NIL {
-                return Some(best);
+            all += seen;
+            // Later bins hold larger extents, of which none is a better fit, but one may lie lower.
+            if best != NIL && (least.0 < FAR || all >= LOWEST_SCAN) {
+                break;
             }
-            bin = if bin.1 + 1 < STEPS { (bin.0, bin.1 + 1) } else { (bin.0 + 1, 0) };
+            bin = after(used);
         }
+        (best != NIL).then_some((least, best))
     }
 
-    /// Whether the best fit for `len` bytes would rather be an extent of these bins, other than `except`, than one of `whole` bytes
-    /// at `off`. Yes where the scan limit is reached.
+    /// Whether an extent of these bins, other than `except`, is a better place for `len` bytes than one of `whole` bytes at `off`. Yes
+    /// where the scan limits are reached.
     #[inline]
     pub fn has_better(&self, nodes: &Nodes, len: u64, (whole, off): (u64, u64), except: NodeId) -> bool {
-        let (mut bin, last) = (place(len), place(whole));
-        let mut seen = 0;
+        let mine = rank(len, whole, off);
+        let (mut bin, mut seen) = (place(len), 0);
         while let Some(used) = self.in_use_from(bin) {
-            if used > last {
+            // None from here on fits better.
+            if mine.0 < FAR && used > place(whole) {
                 return false;
             }
             let mut id = self.head(used);
             while id != NIL {
                 let node = nodes.get(id);
                 seen += 1;
-                let better = node.len >= len && (node.len, node.off) < (whole, off);
-                if (better && id != except) || seen > SCAN {
+                let better = id != except && node.len >= len && rank(len, node.len, node.off) < mine;
+                if better || seen >= LOWEST_SCAN {
                     return true;
                 }
                 id = node.bin_next;
             }
-            bin = if used.1 + 1 < STEPS { (used.0, used.1 + 1) } else { (used.0 + 1, 0) };
+            bin = after(used);
         }
         false
     }
@@ -176,13 +199,7 @@ impl Bins {
                 }
                 id = nodes.get(id).bin_next;
             }
-            bin = if above && used.1 + 1 < STEPS {
-                (used.0, used.1 + 1)
-            } else if above {
-                (used.0 + 1, 0)
-            } else {
-                used
-            };
+            bin = if above { after(used) } else { used };
         }
     }
 
@@ -265,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn best_fit_is_the_smallest_that_fits() {
+    fn a_good_fit_is_the_smallest_that_fits() {
         let mut nodes = Nodes::new();
         let mut bins = Bins::new();
         nodes.reserve(100).unwrap();
@@ -274,11 +291,32 @@ mod tests {
             let id = nodes.take(Node { off: (i as u64) << 30, len: *len, ..Node::BLANK });
             bins.insert(&mut nodes, id);
         }
-        let want = |len: u64, align| bins.best_fit(&nodes, len, align).map(|id| nodes.get(id).len >> 12);
+        let want = |len: u64, align| bins.best(&nodes, len, align).map(|(_, id)| nodes.get(id).len >> 12);
         assert_eq!(want(1 << 12, 4096), Some(8));
         assert_eq!(want(13 << 12, 4096), Some(16));
         assert_eq!(want(41 << 12, 4096), Some(44));
         assert_eq!(want(45 << 12, 1 << 30), Some(400));
         assert_eq!(want(401 << 12, 4096), None);
+    }
+
+    #[test]
+    fn what_fits_nowhere_well_goes_low() {
+        let mut nodes = Nodes::new();
+        let mut bins = Bins::new();
+        nodes.reserve(100).unwrap();
+        // Two good fits for 100 quanta, the better one further up; then larger extents at lower addresses.
+        let lens = [(3u64, 900u64), (4, 600), (8, 250), (9, 110)];
+        for (at, quanta) in lens {
+            let id = nodes.take(Node { off: at << 30, len: quanta * QUANTUM, ..Node::BLANK });
+            bins.insert(&mut nodes, id);
+        }
+        let at =
+            |quanta: u64| bins.best(&nodes, quanta * QUANTUM, QUANTUM).map(|(_, id)| nodes.get(id).off >> 30);
+        assert_eq!(at(100), Some(9));
+        assert_eq!(at(111), Some(8));
+        assert_eq!(at(300), Some(4), "twice the length is a good fit");
+        assert_eq!(at(99 * 2 / 5), Some(3), "a good fit for none of them");
+        // From a page on the smallest is taken.
+        assert_eq!(at(PAGE / QUANTUM), Some(4));
     }
 }

@@ -1,4 +1,4 @@
-//! Extents: cutting, coalescing, and finding the best fit.
+//! Extents: cutting, coalescing, and finding the best place.
 
 use super::bins::fits;
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
@@ -39,7 +39,7 @@ impl Heap {
         }
     }
 
-    /// The parked extent, if it is of `len` bytes and just where the best fit would put a request of `len` bytes once the extent has
+    /// The parked extent, if it is of `len` bytes and just where a search would put a request of `len` bytes once the extent has
     /// coalesced. So parking saves time, and changes nothing else.
     #[inline]
     pub(super) fn take_parked(&mut self, stream: StreamId, len: u64) -> Option<NodeId> {
@@ -213,7 +213,7 @@ impl Heap {
         tail
     }
 
-    /// The best fit for `stream`, out of its own and everyone's memory, cut to `len`; in no list, and
+    /// The best place for `stream`, out of its own and everyone's memory, cut to `len`; in no list, and
     /// still counted as cached.
     pub(super) fn take_extent(
         &mut self,
@@ -243,8 +243,8 @@ impl Heap {
         let find = |s: StreamId| {
             let at = usize::from(flags & SLAB_HOME != 0);
             let bins = self.queues.get(s as usize)?.bins.get(at)?;
-            let id = bins.best_fit(&self.nodes, len, align)?;
-            Some((self.nodes.get(id).len, s != stream, id))
+            let (rank, id) = bins.best(&self.nodes, len, align)?;
+            Some((rank.0, s != stream, id))
         };
         let own = find(stream);
         let shared = if stream == SHARED { None } else { find(SHARED) };
