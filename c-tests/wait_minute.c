@@ -93,7 +93,8 @@ int main(void) {
   }
   /* The machine may keep a thread from running now and then; an unheard free would come with each round. */
   CHECK(late * 50 <= rounds);
-  CHECK(stats_of(0).oom_wait_count > rounds / 4);
+  /* How often they meet is the machine's affair, but they do. */
+  CHECK(stats_of(0).oom_wait_count > 100);
   CHECK_EQ(stats_of(0).oom_count, 0);
   CHECK_TRIMS_TO_ZERO(0);
   return driver_result();
