@@ -89,20 +89,9 @@ int main(int argc, char **argv) {
   try {
     driver::choose(argv);
     if (replay::is_child(argc, argv)) return replay::child(argv);
-    std::vector<std::string> paths;
     double headroom = kHeadroom;
-    for (int i = 1; i < argc; ++i) {
-      if (strcmp(argv[i], "--headroom") == 0 && i + 1 < argc) {
-        headroom = strtod(argv[++i], nullptr);
-        continue;
-      }
-      const std::vector<std::string> found = trace::find(argv[i]);
-      paths.insert(paths.end(), found.begin(), found.end());
-    }
-    if (paths.empty()) {
-      fprintf(stderr, "usage: %s [--headroom FACTOR] TRACE|FOLDER...\n", argv[0]);
-      return 2;
-    }
+    const std::vector<std::string> paths = trace::arguments(argc, argv, &headroom);
+    if (paths.empty()) return 2;
     const bool simulated = driver::open_cuda().simulated();
     print_header(headroom);
     std::vector<Row> rows;

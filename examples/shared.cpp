@@ -231,20 +231,9 @@ int main(int argc, char **argv) {
     setenv("CUDAPOOL_SIM", "1", 0);  // only the simulated device can be made that small
     driver::choose(argv);
     if (argc == 4 && strcmp(argv[1], "--replay") == 0) return replay(argv[2], argv[3]);
-    std::vector<std::string> paths;
     double headroom = kHeadroom;
-    for (int i = 1; i < argc; ++i) {
-      if (strcmp(argv[i], "--headroom") == 0 && i + 1 < argc) {
-        headroom = strtod(argv[++i], nullptr);
-        continue;
-      }
-      const std::vector<std::string> found = trace::find(argv[i]);
-      paths.insert(paths.end(), found.begin(), found.end());
-    }
-    if (paths.empty()) {
-      fprintf(stderr, "usage: %s [--headroom FACTOR] TRACE|FOLDER...\n", argv[0]);
-      return 2;
-    }
+    const std::vector<std::string> paths = trace::arguments(argc, argv, &headroom);
+    if (paths.empty()) return 2;
     printf("%-30s %-30s %9s %6s %17s %9s\n", "", "", "peak", "", "foreign", "OOM");
     printf("%-30s %-30s %9s %6s %8s %8s %9s\n", "trace in the default pool", "trace in another pool",
            "together", "ratio", "allocs", "rescued", "recovered");

@@ -18,6 +18,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -197,6 +199,22 @@ inline std::vector<std::string> find(const std::string &path) {
   closedir(folder);
   std::sort(found.begin(), found.end());
   return found;
+}
+
+// The traces that a command line names, and the headroom if it gives one. None: it was wrong, and
+// that has been said.
+inline std::vector<std::string> arguments(int argc, char **argv, double *headroom) {
+  std::vector<std::string> paths;
+  for (int i = 1; i < argc; ++i) {
+    if (strcmp(argv[i], "--headroom") == 0 && i + 1 < argc) {
+      *headroom = strtod(argv[++i], nullptr);
+      continue;
+    }
+    const std::vector<std::string> found = find(argv[i]);
+    paths.insert(paths.end(), found.begin(), found.end());
+  }
+  if (paths.empty()) fprintf(stderr, "usage: %s [--headroom FACTOR] TRACE|FOLDER...\n", argv[0]);
+  return paths;
 }
 
 }  // namespace trace
