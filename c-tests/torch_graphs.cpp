@@ -237,6 +237,40 @@ void has_no_memory_without_a_pool() {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
+// Everything at once and in any order: each request is answered, and at last the driver has all its memory back.
+void takes_any_order_from_any_thread() {
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 6; ++i) {
+    threads.emplace_back([i] {
+      driver_start(0);
+      const CUstream own = new_stream(STREAM_NON_BLOCKING);
+      uint64_t state = 9 + i;
+      for (int round = 0; round < 400; ++round) {
+        const Id id{12, random_below(&state, 4)};
+        switch (random_below(&state, 6)) {
+          case 0: begin_allocate_to_pool(0, id, nullptr); break;
+          case 1: end_allocate_to_pool(0, id); break;
+          case 2: release_pool(0, id); break;
+          case 3: pool_torch_reset(); break;
+          default: torch_free(torch_alloc(random_size(&state, 4 * MIB), 0, own), 0, 0, own);
+        }
+      }
+      CU(StreamSynchronize(own));
+      CU(StreamDestroy(own));
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  for (unsigned long long id = 0; id < 4; ++id) {
+    for (int i = 0; i < 6 * 400; ++i) {
+      end_allocate_to_pool(0, {12, id});
+      release_pool(0, {12, id});
+    }
+  }
+  CU(CtxSynchronize());
+  pool_torch_reset();
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
 // Captures come and go: nothing of them adds up.
 void pools_come_and_go() {
   for (unsigned round = 0; round < 600; ++round) {
@@ -270,6 +304,7 @@ int main() {
   RUN(old_graphs_go_during_a_capture);
   RUN(takes_what_does_not_fit_together);
   RUN(has_no_memory_without_a_pool);
+  RUN(takes_any_order_from_any_thread);
   RUN(pools_come_and_go);
   CU(StreamDestroy(stream));
   return driver_result();

@@ -61,6 +61,8 @@ pub fn create_pinned() -> Result<u64> {
 
 /// Lets the idle memory of such a pool serve others, as that of any pool does.
 pub fn unpin(id: PoolId) {
+    // An arena that is just being made with the options of before would stay pinned.
+    let _no_new_arenas = registry::stop_adding();
     if let Some(entry) = POOLS.lock().iter_mut().flatten().find(|p| p.id == id) {
         entry.options.pinned = false;
     }
