@@ -237,6 +237,27 @@ void has_no_memory_without_a_pool() {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
+// pool_query tells the handle of a graph's pool. Destroying it must not give away what the graph works in, nor use up the places for
+// pools of graphs.
+void a_pool_is_the_graphs_until_it_is_gone() {
+  for (unsigned round = 0; round < 300; ++round) {
+    begin({10, round});
+    void *block = torch_alloc(MIB, 0, stream);
+    if (!CHECK(block != nullptr)) return;
+    pool_t *pool = pool_of(block);
+    torch_free(block, MIB, 0, stream);
+    CHECK_STATUS(POOL_ERROR_IN_USE, pool_destroy(pool));
+    // A second capture keeps the pool from going by itself when its graph does.
+    begin({11, 7});
+    end_allocate_to_pool(0, {10, round});
+    release_pool(0, {10, round});
+    CHECK_STATUS(POOL_OK, pool_destroy(pool));
+    end_allocate_to_pool(0, {11, 7});
+    release_pool(0, {11, 7});
+  }
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
 // Everything at once and in any order: each request is answered, and at last the driver has all its memory back.
 void takes_any_order_from_any_thread() {
   std::vector<std::thread> threads;
@@ -304,6 +325,7 @@ int main() {
   RUN(old_graphs_go_during_a_capture);
   RUN(takes_what_does_not_fit_together);
   RUN(has_no_memory_without_a_pool);
+  RUN(a_pool_is_the_graphs_until_it_is_gone);
   RUN(takes_any_order_from_any_thread);
   RUN(pools_come_and_go);
   CU(StreamDestroy(stream));

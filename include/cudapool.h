@@ -774,7 +774,8 @@ enum pool_status pool_create(const struct pool_options *options,
  * waited for (bounded by `settle_ms`; not during a stream capture); what is not finished with then goes back with a later call of the library.
  *
  * @param pool The pool. The default pool, NULL, cannot be destroyed: `POOL_ERROR_INVALID_ARGUMENT`.
- * @return `POOL_ERROR_IN_USE` while blocks of it are live; nothing has changed then.
+ * @return `POOL_ERROR_IN_USE` while blocks of it are live, or while it is that of a graph (`pool_torch_begin_allocate_to_pool`); nothing has
+ *         changed then.
  */
 enum pool_status pool_destroy(struct pool_t *pool);
 

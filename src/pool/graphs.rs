@@ -138,8 +138,10 @@ pub fn sweep() {
     for at in 0..MOST {
         let unused = TABLE.lock().privates.get(at).copied().flatten().filter(|p| p.uses == 0);
         let Some(unused) = unused else { continue };
-        // Not under the lock: it waits for the device. A second thread that gets here finds the pool gone, which is as good.
-        if pools::is_empty(unused.pool) && pools::destroy(unused.handle).is_ok() {
+        // Not under the lock: it waits for the device. Somebody else may have destroyed the pool first, which is as good.
+        if pools::is_empty(unused.pool)
+            && (!pools::exists(unused.pool) || pools::destroy(unused.handle).is_ok())
+        {
             let mut table = TABLE.lock();
             if let Some(slot) = table.privates.get_mut(at)
                 && slot.is_some_and(|p| p.handle == unused.handle)

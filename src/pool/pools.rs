@@ -88,10 +88,15 @@ pub fn of_handle(handle: u64) -> Result<PoolId> {
     // A forked child must not wait for a lock that a thread of its parent holds.
     lifecycle::check_running()?;
     let id = PoolId(handle / STEP);
-    if handle.is_multiple_of(STEP) && POOLS.lock().iter().flatten().any(|p| p.id == id) {
+    if handle.is_multiple_of(STEP) && exists(id) {
         return Ok(id);
     }
     bail!(POOL_ERROR_INVALID_ARGUMENT, "{handle:#x} is no pool, or one that has been destroyed");
+}
+
+/// Whether the pool has not been destroyed.
+pub fn exists(id: PoolId) -> bool {
+    POOLS.lock().iter().flatten().any(|p| p.id == id)
 }
 
 /// The handle of a pool; 0 for the default one.
@@ -129,12 +134,15 @@ pub fn destroy(handle: u64) -> Result<()> {
     }
     let api = driver::api()?;
     let id = of_handle(handle)?;
+    let options = options_of(id)?;
+    if options.pinned {
+        bail!(POOL_ERROR_IN_USE, "the pool cannot be destroyed: a graph that was captured uses its memory");
+    }
     let arenas = || registry::of_pool(id).filter(|arena| !arena.is_lost());
     // Blocks that went with their context do not count, so the driver is asked before.
     for arena in arenas() {
         let _ = arena.check_alive(api);
     }
-    let options = options_of(id)?;
     end(id)?;
     // What the device is not finished with, or the driver does not take back now, goes with a later call.
     registry::empty_retired(api, options.deadline());
