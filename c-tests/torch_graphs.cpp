@@ -211,6 +211,9 @@ void takes_what_does_not_fit_together() {
   begin_allocate_to_pool(64, {9, 9}, nullptr);
   CHECK_EQ(pool_last_status(), POOL_ERROR_NO_DEVICE);
   end_allocate_to_pool(64, {9, 9});
+  // Which device is current may change before the end.
+  begin_allocate_to_pool(POOL_DEVICE_CURRENT, {9, 9}, nullptr);
+  CHECK_EQ(pool_last_status(), POOL_ERROR_INVALID_ARGUMENT);
   void *block = torch_alloc(kSize, 0, stream);
   CHECK(block != nullptr && pool_of(block) == nullptr);
   torch_free(block, kSize, 0, stream);

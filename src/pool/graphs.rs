@@ -54,6 +54,10 @@ static OPEN: AtomicUsize = AtomicUsize::new(0);
 /// From now on allocations of this thread and of captured streams come from the graph's pool, which is made if there is none.
 pub fn begin(graph: GraphId) -> Result<()> {
     check_running()?;
+    if graph.device < 0 {
+        // The current device may be another one by the time of the end.
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "a graph's device is a number, not {}", graph.device);
+    }
     sweep();
     // Made outside the table's lock, because the driver may have to be loaded for it.
     let made =
