@@ -295,6 +295,46 @@ void takes_any_order_from_any_thread() {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
+bool stop;
+
+int every_hook_says_forked() {
+  const Id id{13, 7};
+  const std::vector<std::function<void()>> hooks = {
+      [&] { begin({13, 7}); },         [&] { end_allocate_to_pool(0, id); },
+      [&] { release_pool(0, id); },    [] { pool_torch_reset(); },
+      [] { pool_ort_empty_cache(); },  [] { pool_torch_memory_fraction(0.5, 0); },
+      [] { pool_cupy_alloc(nullptr, 1, 0); }, [] { pool_ort_alloc(1); },
+      [] { pool_torch_alloc(1, 0, nullptr); }, [] { pool_torch_record_stream(&stop, nullptr); },
+  };
+  for (const auto &hook : hooks) {
+    CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, pool_alloc(nullptr, 1));
+    hook();
+    CHECK_EQ(pool_last_status(), POOL_ERROR_FORKED);
+  }
+  return check_result();
+}
+
+// A thread of the parent is in the middle of something, perhaps with a lock, and does not exist in the child.
+void a_child_does_not_wait_for_threads_of_its_parent() {
+  std::vector<std::thread> threads;
+  threads.emplace_back([] {
+    driver_start(0);
+    while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) {
+      begin({13, 7});
+      end_allocate_to_pool(0, {13, 7});
+      release_pool(0, {13, 7});
+    }
+  });
+  threads.emplace_back([] {
+    driver_start(0);
+    while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) pool_torch_memory_fraction(1.0, 0);
+  });
+  for (int round = 0; round < 100 && CHECK_EQ(in_child(every_hook_says_forked), 0); ++round) {
+  }
+  __atomic_store_n(&stop, true, __ATOMIC_SEQ_CST);
+  for (std::thread &thread : threads) thread.join();
+}
+
 // Captures come and go: nothing of them adds up.
 void pools_come_and_go() {
   for (unsigned round = 0; round < 600; ++round) {
@@ -331,6 +371,7 @@ int main() {
   RUN(a_pool_is_the_graphs_until_it_is_gone);
   RUN(takes_any_order_from_any_thread);
   RUN(pools_come_and_go);
+  RUN(a_child_does_not_wait_for_threads_of_its_parent);
   CU(StreamDestroy(stream));
   return driver_result();
 }

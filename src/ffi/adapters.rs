@@ -7,6 +7,7 @@
 use super::convert;
 use super::guard::{guard, guard_free};
 use super::types::{CUstream_st, pool_t};
+use crate::driver::lifecycle::check_running;
 use crate::error::{Result, Status, bail, last_error};
 use crate::logging::log_line;
 use crate::pool::graphs::{self, GraphId};
@@ -205,12 +206,17 @@ pub extern "C" fn pool_ort_empty_cache() {
 
 /// Trims every device. A driver that nobody has used yet is left alone.
 fn empty_cache() -> Result<()> {
+    if crate::driver::loaded().is_none() {
+        return Ok(());
+    }
+    check_running()?;
+    if graphs::is_capturing_any() {
+        return Ok(());
+    }
+    graphs::sweep();
     let mut result = Ok(());
-    if crate::driver::loaded().is_some() && !graphs::is_capturing_any() {
-        graphs::sweep();
-        for device in 0..crate::driver::device_count() {
-            result = result.and(pool::trim(PoolId::DEFAULT, device, 0).map(|_| ()));
-        }
+    for device in 0..crate::driver::device_count() {
+        result = result.and(pool::trim(PoolId::DEFAULT, device, 0).map(|_| ()));
     }
     result
 }

@@ -93,6 +93,8 @@ fn find_or_make(graph: GraphId) -> Result<PoolId> {
 
 /// The graph's capture is over, in whichever thread.
 pub fn end(graph: GraphId) -> Result<()> {
+    // A forked child must not wait for a lock that a thread of its parent holds.
+    check_running()?;
     let mut table = TABLE.lock();
     let me = this_thread();
     let is_mine = |slot: &&mut Option<Open>| slot.is_some_and(|o| o.graph == graph && o.thread == me);

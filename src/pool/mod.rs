@@ -112,11 +112,14 @@ pub fn configure(new: Options) -> Result<()> {
 
 /// Makes the option `limit` a share of the device; 0 percent for none.
 pub fn limit_to_percent(percent: u32) -> Result<()> {
+    // Before the lock in `config`: a forked child must not wait for a thread that it does not have.
+    lifecycle::check_running()?;
     configure(Options { limit_percent: percent, ..config()? })
 }
 
 /// The stream that the plain calls are ordered by; `None` for device order.
 pub fn plain_stream() -> Result<Option<u64>> {
+    lifecycle::check_running()?;
     config()?;
     Ok(PLAIN_IS_LEGACY.load(Relaxed).then_some(order::LEGACY))
 }
