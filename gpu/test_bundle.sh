@@ -9,7 +9,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 bare=$(mktemp -d)
 trap 'rm -rf "$bare"' EXIT
-cp -r "$bundle" "$bare/bundle"
+# A place with a blank in its name, which LD_PRELOAD would take for the end of a path.
+place="$bare/the bundle"
+cp -r "$bundle" "$place"
 mkdir "$bare/home"
 
 # The Python of the client tests, where they have made it.
@@ -31,7 +33,7 @@ fail() {
 }
 
 code=0
-(cd "$bare/home" && "${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" "$bare/bundle/run" --short --out "$bare/out") \
+(cd "$bare/home" && "${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" "$place/run" --short --out "$bare/out") \
     >"$bare/log" 2>&1 || code=$?
 if ((code)); then
     cat "$bare/log"
@@ -62,7 +64,7 @@ END
 
 # The line of times is one that the simulated driver takes.
 latency=$(sed -n 's/^ *"latency": "\(.*\)",$/\1/p' "$bare/out/results.json")
-"${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" CUDASIM_LATENCY="$latency" "$bare/bundle/bin/info" >"$bare/log" 2>&1 || {
+"${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" CUDASIM_LATENCY="$latency" "$place/bin/info" >"$bare/log" 2>&1 || {
     cat "$bare/log"
     fail 'the simulated driver does not take the line of times'
 }
@@ -70,7 +72,7 @@ latency=$(sed -n 's/^ *"latency": "\(.*\)",$/\1/p' "$bare/out/results.json")
 # A driver that behaves otherwise is noticed.
 code=0
 "${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" CUDASIM_FREE_WAITS=0 \
-    "$bare/bundle/bin/probe_memory" free_with_work_pending >"$bare/log" 2>&1 || code=$?
+    "$place/bin/probe_memory" free_with_work_pending >"$bare/log" 2>&1 || code=$?
 if ((code != 1)) || ! grep -q '^differs: ' "$bare/log"; then
     cat "$bare/log"
     fail "a difference was not noticed ($code)"
@@ -78,7 +80,7 @@ fi
 
 # And none at all is no pass.
 if [[ -z $(ldconfig -p 2>/dev/null | grep 'libcuda\.so\.1') ]] &&
-    "${bare_environment[@]}" "$bare/bundle/run" --short --out "$bare/none" >"$bare/log" 2>&1; then
+    "${bare_environment[@]}" "$place/run" --short --out "$bare/none" >"$bare/log" 2>&1; then
     cat "$bare/log"
     fail 'run passed without a driver'
 fi
