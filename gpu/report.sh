@@ -1,13 +1,15 @@
 # report.sh: what `run` writes at its end, as JSON and as Markdown. Sourced by it; takes `rows`, `figures`, `bad` and the logs from there.
 
 json_string() {
-    local text=$1
+    # Byte by byte: a program may print what is no text in any encoding.
+    local text=$1 LC_ALL=C
     text=${text//\\/\\\\}
     text=${text//\"/\\\"}
     text=${text//$TAB/ }
     text=${text//$'\r'/}
     text=${text//$'\n'/\\n}
-    printf '"%s"' "${text//[[:cntrl:]]/}"
+    text=${text//[[:cntrl:]]/}
+    printf '"%s"' "${text//[^ -~]/?}"
 }
 
 write_json() {

@@ -20,7 +20,7 @@ if [[ -x $root/target/venv/bin/python ]]; then python=$root/target/venv/bin/pyth
 
 # The programs that run may use, and no others.
 mkdir "$bare/bin"
-for program in bash env timeout cat cut diff dirname grep head mkdir rm sed tail wc; do
+for program in bash env timeout cat cut diff grep head mkdir rm sed tail wc; do
     ln -s "$(command -v "$program")" "$bare/bin/$program"
 done
 
@@ -78,7 +78,39 @@ if ((code != 1)) || ! grep -q '^differs: ' "$bare/log"; then
     fail "a difference was not noticed ($code)"
 fi
 
-# And none at all is no pass.
+# A Python that does not work is not one without packages, whatever it prints; and a run that is ended says so, at once.
+cat >"$bare/python" <<END
+#!$(command -v bash)
+case \$* in
+    *torch*) printf 'no text \xff\xc3( \x1b[0m "quoted\\\n' && exit 3 ;;
+    *) exec $(command -v sleep) 100 ;;
+esac
+END
+chmod +x "$bare/python"
+(cd "$bare/home" && exec "${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" PYTHON="$bare/python" \
+    "$place/run" --short --out "$bare/ended") >"$bare/log" 2>&1 &
+run=$!
+for _ in {1..600}; do
+    if [[ -e $bare/ended/logs/6-looking_for_cupy.log ]]; then break; fi
+    sleep 0.1
+done
+kill -TERM "$run"
+start=$SECONDS code=0
+wait "$run" || code=$?
+if ((code != 1 || SECONDS - start > 5)) || ! python3 - "$bare/ended/results.json" <<'END'; then
+import json, sys
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    results = json.load(file)
+failed = {check["name"]: check["detail"] for check in results["checks"] if check["result"] == "FAILED"}
+assert results["bad"] == 2 and "does not work, exit code 3" in failed["torch, native"], failed
+assert failed["the whole run"] == "interrupted", failed
+END
+    cat "$bare/log"
+    fail "a run that was ended ended with $code after $((SECONDS - start)) s"
+fi
+
+# And no driver at all is no pass.
 if [[ -z $(ldconfig -p 2>/dev/null | grep 'libcuda\.so\.1') ]] &&
     "${bare_environment[@]}" "$place/run" --short --out "$bare/none" >"$bare/log" 2>&1; then
     cat "$bare/log"
