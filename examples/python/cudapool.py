@@ -10,6 +10,7 @@ SPDX-License-Identifier: MIT OR Apache-2.0
 """
 
 import ctypes
+import operator
 import os
 
 PATH = os.environ.get("CUDAPOOL_LIBRARY", "libcudapool.so")
@@ -89,6 +90,20 @@ _last_error = _function("pool_last_error", _size, ctypes.c_char_p, _size)
 _status_name = _function("pool_status_name", ctypes.c_char_p, _int)
 
 
+def _size_of(number):
+    """ctypes cuts a number to the bits that it has room for. What has no room is more than any device has, and stays so."""
+    number = operator.index(number)
+    if number < 0:
+        raise ValueError(f"{number} is no number of bytes")
+    return min(number, 2 ** (8 * ctypes.sizeof(_size)) - 1)
+
+
+def _device_of(number):
+    if not -(2**31) <= operator.index(number) < 2**31:
+        raise ValueError(f"{number} is no device ordinal")
+    return number
+
+
 def _check(status):
     if status == OUT_OF_MEMORY:
         raise OutOfMemoryError(status)
@@ -98,7 +113,7 @@ def _check(status):
 
 def alloc(size, *, stream=None, device=CURRENT_DEVICE, alignment=0, owner=None):
     """A block of `size` bytes, as an address (0 for size 0): ordered by `stream`, a handle, or device-ordered if that is None."""
-    request = _Request(ctypes.sizeof(_Request), None, size, alignment, device)
+    request = _Request(ctypes.sizeof(_Request), None, _size_of(size), _size_of(alignment), _device_of(device))
     request.owner = owner.encode() if owner else None
     if stream is not None:
         request.flags, request.stream = _STREAM_ORDERED, stream
@@ -127,21 +142,21 @@ def query(address):
 def trim(keep=0, *, device=CURRENT_DEVICE):
     """Gives idle memory back to the driver until at most `keep` bytes stay; the bytes given back."""
     released = _size()
-    _check(_trim(None, device, keep, ctypes.byref(released)))
+    _check(_trim(None, _device_of(device), _size_of(keep), ctypes.byref(released)))
     return released.value
 
 
 def reclaim(wanted, *, device=CURRENT_DEVICE):
     """Makes the pool give way to an allocation beside it; the bytes given back."""
     released = _size()
-    _check(_reclaim(device, wanted, ctypes.byref(released)))
+    _check(_reclaim(_device_of(device), _size_of(wanted), ctypes.byref(released)))
     return released.value
 
 
 def stats(*, device=CURRENT_DEVICE):
     """The counters of the pool, by their names in the header."""
     values = _Stats(ctypes.sizeof(_Stats))
-    _check(_get_stats(None, device, ctypes.byref(values)))
+    _check(_get_stats(None, _device_of(device), ctypes.byref(values)))
     return {name: getattr(values, name) for name, *_ in _Stats._fields_[1:]}
 
 

@@ -24,12 +24,21 @@ def check_binding():
             true("the error tells", error.status in (101, 102) and "POOL_ERROR_" in str(error))
         else:
             raise SystemExit(f"{wrong:#x} could be freed")
-    try:
-        cudapool.alloc(1 << 60)
-    except cudapool.OutOfMemoryError as error:
-        true("out of memory is a MemoryError too", isinstance(error, MemoryError) and str(1 << 60) in str(error))
-    else:
-        raise SystemExit("2^60 bytes were to be had")
+    # The last would be 512 bytes if it were cut to the bits of a size.
+    for size in (1 << 60, (1 << 64) + 512):
+        try:
+            cudapool.alloc(size)
+        except cudapool.OutOfMemoryError as error:
+            true("out of memory is a MemoryError too", isinstance(error, MemoryError))
+            true("it tells how much", str(min(size, 2**64 - 1)) in str(error))
+        else:
+            raise SystemExit(f"{size} bytes were to be had")
+    for call in (lambda: cudapool.alloc(-1), lambda: cudapool.alloc(512, device=1 << 32), lambda: cudapool.trim(-1)):
+        try:
+            call()
+        except ValueError:
+            continue
+        raise SystemExit("a number out of range was taken")
     true("idle memory is given back", cudapool.trim() > 0)
     equal("and then there is none", (cudapool.reclaim(1 << 20), cudapool.stats()["reserved_bytes"]), (0, 0))
 
