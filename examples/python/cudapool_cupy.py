@@ -9,9 +9,13 @@ made on is freed for all streams: its memory is used again when all work submitt
 SPDX-License-Identifier: MIT OR Apache-2.0
 """
 
+import threading
+
 import cupy
 
 import cudapool
+
+_PER_THREAD = 2  # CU_STREAM_PER_THREAD
 
 
 class _Block:
@@ -19,24 +23,30 @@ class _Block:
 
     __slots__ = ("address", "device", "stream")
 
-    def __init__(self, size, device, stream):
-        self.device, self.stream = device, stream
-        self.address = cudapool.alloc(size, stream=stream, device=device, owner="cupy")
+    def __init__(self, size, device):
+        self.device, self.stream = device, _current_stream(device)
+        self.address = cudapool.alloc(size, stream=self.stream[0], device=device, owner="cupy")
 
     def __del__(self):
         try:
-            current = cupy.cuda.get_current_stream(self.device).ptr
-            cudapool.free(self.address, stream=current if current == self.stream else None)
+            is_current = _current_stream(self.device) == self.stream
+            cudapool.free(self.address, stream=self.stream[0] if is_current else None)
         except (AttributeError, TypeError, cudapool.Error):
             # No address: the allocation failed. Or the interpreter is ending, and modules are gone.
             pass
+
+
+def _current_stream(device):
+    """Its handle, and the thread where every thread has its own stream behind that handle (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM)."""
+    handle = cupy.cuda.get_current_stream(device).ptr
+    return handle, threading.get_ident() if handle == _PER_THREAD else 0
 
 
 def allocate(size):
     """What `cupy.cuda.set_allocator` takes. Raises CuPy's own error for out of memory."""
     device = cupy.cuda.device.get_device_id()
     try:
-        block = _Block(size, device, cupy.cuda.get_current_stream(device).ptr)
+        block = _Block(size, device)
     except cudapool.OutOfMemoryError as error:
         held = cudapool.stats(device=device)["live_bytes"]
         raise cupy.cuda.memory.OutOfMemoryError(size, held) from error

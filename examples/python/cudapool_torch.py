@@ -19,6 +19,7 @@ SPDX-License-Identifier: MIT OR Apache-2.0
 """
 
 import contextlib
+import functools
 import os
 import subprocess
 
@@ -34,10 +35,7 @@ class MemPool:
     others. Drop its tensors before it."""
 
     def __init__(self):
-        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
-            cudapool.library._name, "pool_torch_alloc", "pool_torch_free"
-        )
-        self.pool = torch.cuda.MemPool(self._allocator.allocator())
+        self.pool = torch.cuda.MemPool(_allocator().allocator())
 
     @contextlib.contextmanager
     def use(self, device=None):

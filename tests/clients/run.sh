@@ -44,6 +44,7 @@ main() {
     check_shimmed "cuda-bindings, per-thread default streams" \
         env CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1 "$python" "$here/cuda_bindings_roundtrip.py"
     check "the ctypes binding" "$python" "$here/binding.py"
+    check "stand-ins for CuPy and PyTorch" "$python" "$here/stand_ins.py"
     if [[ -e $root/target/venv/numba.installed ]]; then
         check "numba-cuda" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 "$python" "$here/numba_roundtrip.py"
         check_shimmed "numba-cuda" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 "$python" "$here/numba_roundtrip.py"
