@@ -43,6 +43,12 @@ class MemPool:
             yield self
 
 
+@functools.cache
+def _allocator():
+    """One for all pools, and never dropped: PyTorch's pools do not hold it, and ask it to free their memory when they go."""
+    return torch.cuda.memory.CUDAPluggableAllocator(cudapool.library._name, "pool_torch_alloc", "pool_torch_free")
+
+
 # Which setter of PyTorch takes which function. PyTorch 2.8 has them all; an older one may lack some.
 _HOOKS = {
     "set_reset_fn": "pool_torch_reset",
@@ -79,12 +85,17 @@ def build_extension(
     os.makedirs(folder, exist_ok=True)
     target = os.path.join(folder, "libcudapool_torch.so")
     library = _loaded_path()
-    command = [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", source, "-o", target, f"-I{include}"]
+    # By rename, because the other processes of a job build it at the same moment, and load what is there.
+    part = f"{target}.{os.getpid()}"
+    command = [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", source, "-o", part, f"-I{include}"]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     command += [f"-I{path}" for path in cpp_extension.include_paths()]
     command += [f"-L{path}" for path in cpp_extension.library_paths()]
     command += ["-lc10", library, f"-Wl,-rpath,{os.path.dirname(library)}"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"the extension for PyTorch could not be compiled: {' '.join(command)}\n{done.stderr}")
+    os.replace(part, target)
     return target
 
 
