@@ -1,6 +1,6 @@
 //! What the shim is to do: `CUDAPOOL_PRELOAD`, read when CUDA is first used.
 
-use crate::text::{of_c, say};
+use crate::text::{Shown, say};
 use crate::{pool, real};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 
@@ -32,14 +32,14 @@ pub fn get() -> Mode {
 #[cold]
 fn read() -> Mode {
     // SAFETY: the name is terminated; the value is read at once.
-    let value = unsafe { of_c(libc::getenv(c"CUDAPOOL_PRELOAD".as_ptr())) };
-    let mode = match value {
-        "" | "guard" => Mode::Guard,
-        "pool" => Mode::Pool,
+    let value = unsafe { Shown::of_c(libc::getenv(c"CUDAPOOL_PRELOAD".as_ptr())) };
+    let mode = match value.bytes() {
+        b"" | b"guard" => Mode::Guard,
+        b"pool" => Mode::Pool,
         _ => Mode::Off,
     };
     let first = MODE.compare_exchange(Mode::Unread as u8, mode as u8, Relaxed, Relaxed).is_ok();
-    if first && mode == Mode::Off && value != "off" {
+    if first && mode == Mode::Off && value.bytes() != b"off" {
         say(format_args!("CUDAPOOL_PRELOAD is \"{value}\", not guard, pool or off: nothing is done"));
     }
     mode

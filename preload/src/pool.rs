@@ -3,7 +3,7 @@
 //! The library beside the shim is taken, unless the program has one loaded already: there must be one pool.
 
 use crate::mode::{self, Mode};
-use crate::text::{Line, of_c, say};
+use crate::text::{Line, Shown, of_c, say};
 use crate::{elf, stub};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::fmt::Write;
@@ -177,7 +177,7 @@ fn open() -> Option<*mut Pool> {
     let library = open_library();
     if library.is_null() {
         // SAFETY: the text is copied before the next call of the loader.
-        let why = unsafe { of_c(libc::dlerror()) };
+        let why = unsafe { Shown::of_c(libc::dlerror()) };
         say(format_args!("the pool cannot be had: {why}"));
         return None;
     }
@@ -195,9 +195,10 @@ fn open() -> Option<*mut Pool> {
     Some(place)
 }
 
+const NAME: &CStr = c"libcudapool.so";
+
 /// The loaded one, whatever path it has; else the one beside the shim; else what the loader finds.
 fn open_library() -> *mut c_void {
-    const NAME: &CStr = c"libcudapool.so";
     let mode = libc::RTLD_NOW | libc::RTLD_LOCAL;
     // SAFETY: opens a library by its terminated name.
     let loaded = unsafe { libc::dlopen(NAME.as_ptr(), mode | libc::RTLD_NOLOAD) };
@@ -206,7 +207,7 @@ fn open_library() -> *mut c_void {
     }
     if let Some(path) = beside_the_shim() {
         // SAFETY: as above.
-        let beside = unsafe { libc::dlopen(path.as_c(), mode) };
+        let beside = unsafe { libc::dlopen(path.as_ptr(), mode) };
         if !beside.is_null() {
             return beside;
         }
@@ -216,7 +217,7 @@ fn open_library() -> *mut c_void {
 }
 
 /// The path that the loader has for the shim may be relative to where the program started, but it keeps the folder as it was then.
-fn beside_the_shim() -> Option<Line> {
+fn beside_the_shim() -> Option<[c_char; LONGEST]> {
     const RTLD_DI_ORIGIN: c_int = 6;
     let own = elf::mapped_at(&raw const STATE as *const c_void)?;
     // SAFETY: the shim's own name, as the loader has it; it is loaded, so this only counts one more user.
@@ -224,17 +225,22 @@ fn beside_the_shim() -> Option<Line> {
     if handle.is_null() {
         return None;
     }
-    let mut folder = [0 as c_char; libc::PATH_MAX as usize];
+    let mut path = [0 as c_char; LONGEST];
     // SAFETY: paths of the loader are shorter than the buffer.
-    if unsafe { libc::dlinfo(handle, RTLD_DI_ORIGIN, folder.as_mut_ptr().cast()) } != 0 {
+    if unsafe { libc::dlinfo(handle, RTLD_DI_ORIGIN, path.as_mut_ptr().cast()) } != 0 {
         return None;
     }
-    let mut path = Line::new();
-    // SAFETY: the loader has terminated it.
-    let folder = unsafe { of_c(folder.as_ptr()) };
-    let _ = write!(path, "{folder}/libcudapool.so");
+    let folder = path.iter().position(|&byte| byte == 0)?;
+    let name = [b'/'].into_iter().chain(NAME.to_bytes_with_nul().iter().copied());
+    let mut place = path.get_mut(folder..)?.iter_mut();
+    for byte in name {
+        *place.next()? = byte as c_char;
+    }
     Some(path)
 }
+
+/// The longest path, with its end.
+const LONGEST: usize = libc::PATH_MAX as usize;
 
 impl Pool {
     /// Reads what the shim has to know; a wrong `CUDAPOOL_CONF` is said once.
@@ -274,10 +280,10 @@ impl Pool {
     }
 
     /// Where the library was loaded from.
-    pub fn path(&self) -> &'static str {
+    pub fn path(&self) -> Shown<'static> {
         let object = elf::mapped_at(self.owns as *const c_void);
-        // SAFETY: the loader's string for a library that stays loaded.
-        object.map_or("", |object| unsafe { of_c(object.dli_fname) })
+        // SAFETY: NULL, or the loader's string for a library that stays loaded.
+        unsafe { Shown::of_c(object.map_or(ptr::null(), |object| object.dli_fname)) }
     }
 
     fn write_last_error(&self, line: &mut Line) {

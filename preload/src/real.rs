@@ -1,7 +1,7 @@
 //! What the shim itself asks the driver: the functions that it does not wrap, and small questions made of them.
 
 use crate::hooks::{self, CuResult, code};
-use crate::text::of_c;
+use crate::text::Shown;
 use crate::{elf, guard, stub};
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::mem::transmute;
@@ -206,8 +206,8 @@ pub fn is_capturing(stream: usize) -> bool {
 }
 
 /// Where the driver was loaded from.
-pub fn driver_path() -> &'static str {
+pub fn driver_path() -> Shown<'static> {
     let object = elf::mapped_at(guard::any_original());
     // SAFETY: the loader's string; a driver is not unloaded in use.
-    object.map_or("no driver", |object| unsafe { of_c(object.dli_fname) })
+    unsafe { Shown::of_c(object.map_or(c"no driver".as_ptr(), |object| object.dli_fname)) }
 }

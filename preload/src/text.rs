@@ -52,6 +52,36 @@ pub fn say(message: fmt::Arguments<'_>) {
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }
 
+/// Text of others, which need not be UTF-8 nor a single line: what cannot be shown is a question mark.
+pub struct Shown<'a>(&'a [u8]);
+
+impl Shown<'_> {
+    /// # Safety
+    /// NULL or a terminated string that lives long enough.
+    pub unsafe fn of_c<'a>(text: *const core::ffi::c_char) -> Shown<'a> {
+        // SAFETY: by the contract of this function.
+        Shown(if text.is_null() { b"" } else { unsafe { core::ffi::CStr::from_ptr(text) }.to_bytes() })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        self.0
+    }
+}
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for letter in chunk.valid().chars() {
+                to.write_char(if letter.is_control() { '?' } else { letter })?;
+            }
+            if !chunk.invalid().is_empty() {
+                to.write_char('?')?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A C string as text; whatever is not UTF-8 is left out.
 ///
 /// # Safety

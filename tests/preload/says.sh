@@ -67,10 +67,20 @@ check "nothing is said in off mode" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=off CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "a mode that is none" 'cudapool_preload: CUDAPOOL_PRELOAD is "guards", not guard, pool or off: nothing is done' \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=guards CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+check "a mode that is no text" 'cudapool_preload: CUDAPOOL_PRELOAD is "po?ol?", not guard, pool or off: nothing is done' \
+    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=$'po\xffol\n' CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "an option that is none" "cudapool_preload: *no_such_option*" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=no_such_option:1 "$directory/lonely" dlsym 100 0
 check "preloaded by a relative path" "cudapool_preload: guard mode, with $beside/*libcudapool.so and *" \
     -- -C "$beside" "${on_driver[@]}" LD_PRELOAD=./libcudapool_preload.so CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+# Folders whose names are no text, or long.
+printf -v long '%0200d' 0
+for folder in "$alone/"$'lat\xe9' "$alone/$long/$long/$long"; do
+    mkdir -p "$folder"
+    cp "$shim" "$beside/libcudapool.so" "$folder"
+    check "the pool beside the shim, ${#folder} letters" "cudapool_preload: guard mode, with $alone/*" \
+        -- "${on_driver[@]}" LD_PRELOAD="$folder/${shim##*/}" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+done
 check "without the pool's library" "cudapool_preload: the pool cannot be had: *libcudapool.so*" \
     -- "${on_driver[@]}" LD_PRELOAD="$alone/libcudapool_preload.so" "$directory/lonely" dlsym 100 0
 check "without the pool's library in pool mode" "cudapool_preload: the pool cannot be had: *libcudapool.so*" \
