@@ -12,6 +12,8 @@ use crate::real;
 use crate::text::of_c;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 hooks! {
@@ -181,45 +183,43 @@ fn attributes_of_nothing(count: c_uint, which: *mut c_int, data: *mut *mut c_voi
 }
 
 /// Numbers of blocks, for those who ask: a block's own, where the driver only knows the chunk's, and never used again, where the chunk is.
-static IDS: Mutex<Vec<(usize, u64)>> = Mutex::new(Vec::new());
+static IDS: Mutex<Ids> = Mutex::new(HashMap::with_hasher(BuildHasherDefault::new()));
+type Ids = HashMap<usize, u64, BuildHasherDefault<DefaultHasher>>;
 static IDS_IN_USE: AtomicUsize = AtomicUsize::new(0);
 /// Far from the driver's own numbers.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1 << 62);
 
-fn ids() -> MutexGuard<'static, Vec<(usize, u64)>> {
+fn ids() -> MutexGuard<'static, Ids> {
     IDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `None` without host memory.
 fn id_of(base: usize) -> Option<u64> {
     let mut ids = ids();
-    match ids.binary_search_by_key(&base, |&(base, _)| base) {
-        Ok(at) => ids.get(at).map(|&(_, id)| id),
-        Err(at) => {
-            ids.try_reserve(1).ok()?;
-            let id = NEXT_ID.fetch_add(1, Relaxed);
-            ids.insert(at, (base, id));
-            IDS_IN_USE.store(ids.len(), Relaxed);
-            Some(id)
-        }
+    if let Some(&id) = ids.get(&base) {
+        return Some(id);
     }
+    ids.try_reserve(1).ok()?;
+    let id = NEXT_ID.fetch_add(1, Relaxed);
+    ids.insert(base, id);
+    IDS_IN_USE.store(ids.len(), Relaxed);
+    Some(id)
 }
 
 /// The block is about to be freed.
 #[inline]
 pub fn forget(base: usize) {
     if IDS_IN_USE.load(Relaxed) > 0 {
-        keep(|&(known, _)| known != base);
+        let mut ids = ids();
+        if ids.remove(&base).is_some() {
+            IDS_IN_USE.store(ids.len(), Relaxed);
+        }
     }
 }
 
 /// Blocks may have gone with their context.
 pub fn forget_dead(pool: &Pool) {
-    keep(|&(base, _)| pool.query(base).is_some());
-}
-
-fn keep(which: impl FnMut(&(usize, u64)) -> bool) {
     let mut ids = ids();
-    ids.retain(which);
+    ids.retain(|&base, _| pool.query(base).is_some());
     IDS_IN_USE.store(ids.len(), Relaxed);
 }

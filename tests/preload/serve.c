@@ -220,6 +220,37 @@ static void attributes(void) {
   }
 }
 
+static double time_of_pairs(void) {
+  CUdeviceptr block;
+  double start = now_ms();
+  int i;
+  for (i = 0; i < 2000; i++) {
+    CU(MemAlloc(&block, 600));
+    CU(MemFree(block));
+  }
+  return now_ms() - start;
+}
+
+/* Blocks that have been asked for their ids do not make the frees of others slow. */
+static void many_ids(void) {
+  enum { COUNT = 40000 };
+  static CUdeviceptr blocks[COUNT];
+  double before, after;
+  int i;
+  for (i = 0; i < COUNT; i++) {
+    CU(MemAlloc(&blocks[i], 512));
+  }
+  before = time_of_pairs();
+  for (i = 0; i < COUNT; i++) {
+    CHECK(attribute(BUFFER_ID, blocks[i]) != 0);
+  }
+  after = time_of_pairs();
+  CHECK(after < 8 * before);
+  for (i = 0; i < COUNT; i++) {
+    CU(MemFree(blocks[i]));
+  }
+}
+
 /* For another process: the whole of one driver allocation, or nothing. With memory by cuMemAlloc that is sometimes so by chance. */
 static void handles_for_other_processes(void) {
   static const size_t sizes[] = {100, 40000, 100 * MIB, 100 * MIB + 1};
@@ -427,6 +458,9 @@ int main(int count, char **arguments) {
   RUN(wrong_frees);
   RUN(address_ranges);
   RUN(attributes);
+  if (pooled) {
+    RUN(many_ids); /* the simulated driver's own blocks are not made for so many */
+  }
   RUN(handles_for_other_processes);
   RUN(memory_info);
   RUN(freed_under_work);
