@@ -125,7 +125,8 @@ fn allocate_on_stream(
     if out.is_null() || size == 0 || !has_context || capture::is_captured(stream) {
         return by_driver();
     }
-    let context = context.unwrap_or(0);
+    // The block is of the stream's context, whichever is current.
+    let context = if stream > PER_THREAD { real::context_of_stream(stream) } else { context.unwrap_or(0) };
     contexts::prepare(pool);
     match pool.alloc_async(size, stream) {
         Ok(block) => handed_out(out, block, context),

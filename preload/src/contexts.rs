@@ -161,7 +161,7 @@ fn note_other(context: usize, address: usize) {
     for (known, at) in &CONTEXTS {
         let now = match known.compare_exchange(0, context, Relaxed, Relaxed) {
             Ok(_) => {
-                if let Some(served) = per_device(&SERVED, real::current_device()) {
+                if let Some(served) = per_device(&SERVED, real::device_of_context(context)) {
                     served.store(true, Relaxed);
                 }
                 context

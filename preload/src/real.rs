@@ -133,15 +133,28 @@ pub fn total_memory(device: c_int) -> usize {
 
 /// The device that memory for this stream comes from; -1, the current context's, where that is the only one or the stream does not tell.
 pub fn device_of_stream(stream: usize) -> c_int {
+    if stream <= PER_THREAD || devices() < 2 { -1 } else { device_of_context(context_of_stream(stream)) }
+}
+
+/// The context that a stream belongs to; 0 if the driver does not say.
+pub fn context_of_stream(stream: usize) -> usize {
     let mut context = 0;
-    if stream <= PER_THREAD || devices() < 2 || stream_context(stream, &mut context) != code::SUCCESS {
+    if stream_context(stream, &mut context) == code::SUCCESS { context } else { 0 }
+}
+
+/// The device of a context, which need not be the current one; -1 for none, or if it has ended.
+pub fn device_of_context(context: usize) -> c_int {
+    if context == 0 {
         return -1;
+    }
+    if current_context() == context {
+        return current_device();
     }
     if ctx_push(context) != code::SUCCESS {
         return -1;
     }
-    let device = current_device();
-    ctx_pop(&mut context);
+    let (device, mut popped) = (current_device(), 0);
+    ctx_pop(&mut popped);
     device
 }
 

@@ -132,6 +132,26 @@ static void last_release(void) {
   CU(PrimaryRelease(0));
 }
 
+/* A stream names its context, so that none need be current; the last reference takes this one as well. */
+static int release_after_a_stream(void) {
+  CUdeviceptr block = 0;
+  CUcontext context = NULL;
+  CUstream stream = NULL;
+  unsigned flags = 0;
+  int active = 0;
+  CU(Init(0));
+  CU(PrimaryRetain(&context, 0));
+  CU(CtxSetCurrent(context));
+  CU(StreamCreate(&stream, 1));
+  CU(CtxSetCurrent(NULL));
+  CU(MemAllocAsync(&block, 1000, stream));
+  CU(PrimaryRelease(0));
+  CU(PrimaryState(0, &flags, &active));
+  CHECK_EQ(active, 0);
+  CHECK_EQ(cu.PrimaryRelease(0), CUDA_INVALID_CONTEXT);
+  return check_failures != 0;
+}
+
 int main(int count, char **arguments) {
   CUcontext primary = NULL;
   if (count != 3) {
@@ -141,6 +161,10 @@ int main(int count, char **arguments) {
   client_open(arguments[1]);
   helpers_open();
   RUN(before_initialisation);
+  if (cu.MemAllocAsync != NULL) {
+    /* Where the shim does not know the context by other ways. */
+    CHECK_EQ(in_child(release_after_a_stream), 0);
+  }
   CU(Init(0));
   RUN(without_a_context);
   CU(PrimaryRetain(&primary, 0));
