@@ -162,9 +162,8 @@ fn free_on_stream(pool: &Pool, ptr: usize, stream: usize) -> CuResult {
     if stream <= PER_THREAD && real::current_context() == 0 {
         return code::INVALID_CONTEXT;
     }
-    // In a capture only memory of the graph can be freed.
     if capture::is_captured(stream) {
-        return code::INVALID_VALUE;
+        return real::refusal_of_free(stream);
     }
     info::forget(ptr);
     answer_of_free(pool.free_async(ptr, stream))

@@ -26,6 +26,7 @@ pub mod code {
     pub const SYMBOL_NOT_FOUND: i32 = 302;
     pub const NOT_FOUND: i32 = 500;
     pub const NOT_SUPPORTED: i32 = 801;
+    pub const CAPTURE_INVALIDATED: i32 = 901;
     pub const UNKNOWN: i32 = 999;
 }
 

@@ -218,6 +218,17 @@ pub fn is_capturing(stream: usize) -> bool {
     }
 }
 
+/// What the driver says to a free, on a captured stream, of memory that is not the graph's.
+pub fn refusal_of_free(stream: usize) -> CuResult {
+    const INVALIDATED: c_int = 2;
+    let mut status = 0;
+    match stream_capturing(stream, &mut status) {
+        code::SUCCESS if status == INVALIDATED => code::CAPTURE_INVALIDATED,
+        code::SUCCESS => code::INVALID_VALUE,
+        refused => refused,
+    }
+}
+
 /// Where the driver was loaded from.
 pub fn driver_path() -> Shown<'static> {
     let object = elf::mapped_at(guard::any_original());

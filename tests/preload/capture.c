@@ -74,7 +74,7 @@ static void graph_memory_is_the_graphs(void) {
 }
 
 static void only_graph_memory_is_freed_in_a_capture(void) {
-  CUdeviceptr block = 0;
+  CUdeviceptr block = 0, forbidden = 0;
   CUgraph graph = NULL;
   CU(MemAllocAsync(&block, 100, other));
   begin(RELAXED);
@@ -83,6 +83,11 @@ static void only_graph_memory_is_freed_in_a_capture(void) {
   if (graph != NULL) {
     CU(GraphDestroy(graph));
   }
+  /* In one that something has broken, the answer says so. */
+  begin(GLOBAL);
+  CHECK_EQ(cu.MemAlloc(&forbidden, 100), CUDA_CAPTURE);
+  CHECK_EQ(cu.MemFreeAsync(block, captured), CUDA_CAPTURE_INVALIDATED);
+  CHECK_EQ(cu.EndCapture(captured, &graph), CUDA_CAPTURE_INVALIDATED);
   CU(MemFreeAsync(block, other));
 }
 

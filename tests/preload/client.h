@@ -28,7 +28,7 @@ typedef struct CUgraph_st *CUgraph;
 typedef struct CUmodule_st *CUmodule;
 
 enum { CUDA_OOM = 2, CUDA_NOT_INITIALIZED = 3, CUDA_DEINITIALIZED = 4, CUDA_INVALID_VALUE = 1, CUDA_INVALID_CONTEXT = 201 };
-enum { CUDA_NOT_FOUND = 500, CUDA_DESTROYED = 709, CUDA_NOT_SUPPORTED = 801, CUDA_CAPTURE = 900 };
+enum { CUDA_NOT_FOUND = 500, CUDA_DESTROYED = 709, CUDA_NOT_SUPPORTED = 801, CUDA_CAPTURE = 900, CUDA_CAPTURE_INVALIDATED = 901 };
 
 typedef struct {
   int type, handle_types, location_type, location_id;
