@@ -81,6 +81,11 @@ impl Object {
         (complete && !(object.gnu_hash.is_null() && object.hash.is_null())).then_some(object)
     }
 
+    /// Whether both are the same object.
+    pub fn is(&self, other: &Object) -> bool {
+        self.symbols == other.symbols
+    }
+
     /// The object that the address of a function lies in.
     pub fn around(address: *const c_void) -> Option<Object> {
         let header = mapped_at(address)?.dli_fbase as *const libc::Elf64_Ehdr;

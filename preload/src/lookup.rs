@@ -3,6 +3,7 @@
 //! The driver, or the loader, is always asked first, and its answer stands: results, statuses, failures. Only a pointer that is the original of
 //! a wrapper is replaced by the wrapper.
 
+use crate::elf::Object;
 use crate::hooks::{self, CuResult, Hook, code};
 use crate::mode::{self, Mode};
 use crate::stub::{Answer, ask};
@@ -30,6 +31,9 @@ pub extern "C" fn decide(
     let pool_asks = pool::is_pool(caller);
     if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
         let found = is_behind_the_shim(hook, name, version, caller);
+        if found && !pool_asks && handle == libc::RTLD_NEXT && meets_the_driver(hook, name, version, caller) {
+            return Answer::of(hook.wrapper());
+        }
         return match (found && !hook.original().is_null(), pool_asks) {
             (true, false) => Answer::JUMP,
             (true, true) => Answer::of(hook.original()),
@@ -61,19 +65,47 @@ fn is_behind_the_shim(
         return true;
     }
     // Only where some part has a driver is the question worth the loader's trouble.
-    let Some(object) = elf::mapped_at(caller) else { return false };
-    if hook.original().is_null() || object.dli_fname.is_null() {
+    if hook.original().is_null() {
         return false;
+    }
+    let found = found_by(caller, name, version);
+    !found.is_null() && found != hook.wrapper()
+}
+
+/// Whether `RTLD_NEXT` means the driver's own function to the caller, which comes behind the shim, as libraries do. One that has a
+/// function of the name is an interposer: its wish is to get past the shim.
+fn meets_the_driver(hook: &Hook, name: *const c_char, version: *const c_char, caller: *const c_void) -> bool {
+    let Some(own) = Object::around(caller).filter(|own| own.find(hook.name).is_none()) else { return false };
+    let mut behind = false;
+    let next = elf::find_object(|object| {
+        let found = if behind { object.find(hook.name) } else { None };
+        behind |= object.is(&own);
+        found
+    });
+    let original = hook.original();
+    let in_the_order = match next {
+        Some(next) => next == original,
+        // The driver was loaded before the caller: the next one only in the caller's own part of the program.
+        None => ask(libc::RTLD_NEXT, name, version).is_null(),
+    };
+    in_the_order && mode::get() != Mode::Off && found_by(caller, name, version) == original
+}
+
+/// What the part of the program that was opened with the caller's library finds.
+fn found_by(caller: *const c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
+    let path = elf::mapped_at(caller).map_or(ptr::null(), |object| object.dli_fname);
+    if path.is_null() {
+        return ptr::null_mut();
     }
     // SAFETY: the loader's name of the object, which is loaded: this only counts one more user, for a moment.
     unsafe {
-        let part = libc::dlopen(object.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        let part = libc::dlopen(path, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if part.is_null() {
-            return false;
+            return ptr::null_mut();
         }
         let found = ask(part, name, version);
         libc::dlclose(part);
-        !found.is_null() && found != hook.wrapper()
+        found
     }
 }
 

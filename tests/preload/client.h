@@ -5,6 +5,7 @@
  *                     dlsym     dlopen and dlsym
  *                     global    dlopen with RTLD_GLOBAL, dlsym of RTLD_DEFAULT
  *                     scope     dlsym of RTLD_DEFAULT alone, where the driver has been opened by linking
+ *                     next      the same with RTLD_NEXT
  *                     v1:N, v2:N, v2:N:F   dlsym of cuGetProcAddress(_v2) alone, the rest by it, at version N, flags F
  *
  * The pool is opened as a second part of the process would, by its name; CUDAPOOL_TEST_LIBRARY names a path instead. */
@@ -180,6 +181,9 @@ static inline void *look_up(const char *way, const char *base, const char *symbo
   }
   if (strcmp(way, "scope") == 0) {
     return dlsym(RTLD_DEFAULT, symbol);
+  }
+  if (strcmp(way, "next") == 0) {
+    return dlsym(RTLD_NEXT, symbol);
   }
   if (sscanf(way, "v%d:%d:%llu", &form, &version, &flags) >= 2) {
     if (strcmp(base, "cuCtxCreate") == 0 && version >= 11040) {

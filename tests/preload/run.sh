@@ -46,6 +46,8 @@ pool  -                               two_drivers @fake_driver.so wrapped
 off   -                               two_drivers @fake_driver.so without
 guard -                               plugin_host @guard_plugin.so direct rescued
 guard -                               plugin_host @guard_plugin.so scope rescued
+guard -                               plugin_host @guard_plugin.so next rescued
+pool  -                               plugin_host @serve_plugin.so next pool
 none  -                               plugin_host @guard_plugin.so direct refused
 pool  -                               plugin_host @serve_plugin.so direct pool
 pool  -                               plugin_host @serve_plugin.so scope pool
