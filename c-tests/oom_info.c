@@ -11,9 +11,16 @@ static pool_oom_info info_now(void) {
   return info;
 }
 
+static pool_oom_info numbers_add_up(void) {
+  pool_oom_info info = info_now();
+  CHECK_EQ(info.reserved_bytes, info.live_bytes + info.cached_bytes + info.pending_bytes + info.overhead_bytes);
+  CHECK_EQ(info.device_total_bytes, info.device_free_bytes + info.pools_bytes + info.foreign_bytes);
+  return info;
+}
+
 /* The identities, and agreement with the statistics and the driver. */
 static pool_oom_info explained(uint64_t requested, int advice) {
-  pool_oom_info info = info_now();
+  pool_oom_info info = numbers_add_up();
   pool_stats stats = stats_of(0);
   size_t free_bytes = 0, total_bytes = 0;
   char text[2048], number[32];
@@ -21,8 +28,6 @@ static pool_oom_info explained(uint64_t requested, int advice) {
   CHECK_EQ(info.requested_bytes, requested);
   CHECK_EQ(info.device, 0);
   CHECK_EQ(info.advice, advice);
-  CHECK_EQ(info.reserved_bytes, info.live_bytes + info.cached_bytes + info.pending_bytes + info.overhead_bytes);
-  CHECK_EQ(info.device_total_bytes, info.device_free_bytes + info.pools_bytes + info.foreign_bytes);
   CHECK_EQ(info.reserved_bytes, stats.reserved_bytes);
   CHECK_EQ(info.live_bytes, stats.live_bytes);
   CHECK_EQ(info.device_total_bytes, total_bytes);
@@ -126,13 +131,80 @@ static void larger_than_any_device(void) {
   void *block = NULL;
   pool_oom_info info;
   CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc(&block, SIZE_MAX - 5));
-  info = info_now();
+  info = numbers_add_up();
   CHECK_EQ(info.requested_bytes, SIZE_MAX - 5);
   CHECK_EQ(info.device, -1);
   CHECK_EQ(info.rungs_tried, 0);
 }
 
+/* There is a larger one, so the answer is about this one, with its numbers. */
+static int on_the_smaller_of_two_devices(void) {
+  void *keep = NULL, *block = NULL;
+  CUdeviceptr foreign = 0;
+  pool_oom_info info;
+  setenv("CUDASIM_DEVICES", "2", 1);
+  driver_open();
+  CHECK_EQ(sim.set_memory(1, 16 * GIB), 0);
+  driver_start(0);
+  CU(MemAlloc(&foreign, 2 * GIB));
+  CHECK_STATUS(POOL_OK, pool_alloc(&keep, GIB));
+  CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc(&block, 10 * GIB));
+  info = numbers_add_up();
+  CHECK_EQ(info.device, 0);
+  CHECK_EQ(info.advice, POOL_ADVICE_USE_LESS);
+  CHECK_EQ(info.device_total_bytes, 8 * GIB);
+  CHECK_EQ(info.live_bytes, GIB);
+  CHECK_EQ(info.foreign_bytes, 2 * GIB);
+  CHECK_EQ(stats_of(0).oom_count, 1);
+  CHECK_STATUS(POOL_OK, pool_free(keep));
+  CU(MemFree(foreign));
+  return driver_result();
+}
+
+static void larger_than_this_device(void) {
+  CHECK_EQ(in_child(on_the_smaller_of_two_devices), 0);
+}
+
+/* Others take and give back while the numbers of an answer are read. */
+static void *run_out_and_take(void *seed) {
+  uint64_t state = (uint64_t)(uintptr_t)seed;
+  double end = now_ms() + 1000;
+  void *held[4] = {NULL, NULL, NULL, NULL};
+  pool_t *pool = NULL;
+  int slot;
+  CHECK_STATUS(POOL_OK, pool_create(NULL, &pool));
+  while (now_ms() < end) {
+    pool_request request = request_of((size_t)(1 + random_below(&state, 3000)) * MIB);
+    slot = (int)random_below(&state, 4);
+    request.pool = pool;
+    if (held[slot] != NULL) {
+      CHECK_STATUS(POOL_OK, pool_free(held[slot]));
+      held[slot] = NULL;
+    } else if (pool_alloc_with(&held[slot], &request) != POOL_OK) {
+      (void)numbers_add_up();
+    }
+  }
+  for (slot = 0; slot < 4; slot++) {
+    CHECK_STATUS(POOL_OK, pool_free(held[slot]));
+  }
+  CHECK_STATUS(POOL_OK, pool_destroy(pool));
+  return NULL;
+}
+
+static void numbers_read_while_others_take(void) {
+  enum { THREADS = 6 };
+  pthread_t threads[THREADS];
+  int i;
+  for (i = 0; i < THREADS; i++) {
+    CHECK_EQ(pthread_create(&threads[i], NULL, run_out_and_take, (void *)(uintptr_t)(i + 1)), 0);
+  }
+  for (i = 0; i < THREADS; i++) {
+    CHECK_EQ(pthread_join(threads[i], NULL), 0);
+  }
+}
+
 int main(void) {
+  RUN(larger_than_this_device);
   driver_start(0);
   require_sim("the sizes are made for a device of 8 GiB");
   RUN(nothing_has_happened);
@@ -141,5 +213,6 @@ int main(void) {
   RUN(the_limit_is_in_the_way);
   RUN(what_the_rungs_gain);
   RUN(larger_than_any_device);
+  RUN(numbers_read_while_others_take);
   return driver_result();
 }

@@ -525,7 +525,7 @@ typedef struct pool_oom_info {
    */
   uint64_t requested_bytes;
   /**
-   * Device ordinal; -1 where the size was too large for any device.
+   * Device ordinal; -1 where the size was too large for any device, and then there are no numbers of one.
    */
   int32_t device;
   /**

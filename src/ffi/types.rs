@@ -144,7 +144,7 @@ pub struct pool_oom_info {
     pub struct_size: usize,
     /// What was asked for; 0 if the thread has had no such answer.
     pub requested_bytes: u64,
-    /// Device ordinal; -1 where the size was too large for any device.
+    /// Device ordinal; -1 where the size was too large for any device, and then there are no numbers of one.
     pub device: i32,
     /// `POOL_ADVICE_*`: what would help most, as far as the numbers tell.
     pub advice: i32,

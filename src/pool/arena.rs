@@ -6,7 +6,7 @@ use super::options::Options;
 use super::order::{PER_THREAD, StreamKey};
 use super::owners::{TAG_SIZE, Tag};
 use super::pools::PoolId;
-use super::report::too_large;
+use super::report::Climb;
 use super::state::State;
 use super::{registry, waiters};
 use crate::arena::Mapper;
@@ -253,9 +253,8 @@ impl Arena {
     /// Allocates from what is idle, or climbs the ladder.
     pub fn allocate(&self, api: &Api, want: &Want) -> Result<u64> {
         if want.size > self.total {
-            let mut state = self.lock()?;
-            state.counters.oom = state.counters.oom.wrapping_add(1);
-            return Err(too_large(want.size, self.device(), self.total));
+            // Nothing need be tried, but the numbers are those of the device all the same.
+            return Err(Climb::new(self).out_of_memory(api, want, false));
         }
         registry::note_use(self);
         if !want.own_allocation && !waiters::any() {

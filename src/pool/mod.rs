@@ -241,7 +241,7 @@ fn check_size(pool: PoolId, size: u64) -> Result<()> {
     let largest = driver::largest_device().min(MAX_SIZE);
     if size > largest {
         registry::count_oom(pool);
-        return Err(report::too_large(size, -1, largest));
+        return Err(report::too_large(size, largest));
     }
     Ok(())
 }

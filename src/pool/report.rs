@@ -88,21 +88,13 @@ fn remember(info: OomInfo) {
     let _ = LAST.try_with(|last| last.set(info));
 }
 
-/// Answers a request that is larger than any device, or than this one.
-pub fn too_large(requested: u64, device: i32, total: u64) -> Status {
-    remember(OomInfo { requested, device, device_total: total, advice: Advice::UseLess, ..NOTHING });
+/// Answers a request that is larger than any device. It is about none of them, so that there are no numbers of one.
+pub fn too_large(requested: u64, largest: u64) -> Status {
+    remember(OomInfo { requested, device: -1, advice: Advice::UseLess, ..NOTHING });
     fail(
         Status::POOL_ERROR_OUT_OF_MEMORY,
-        format_args!("out of memory: {requested} bytes were requested, and {} has {total}", Device(device)),
+        format_args!("out of memory: {requested} bytes were requested, and the largest device has {largest}"),
     )
-}
-
-struct Device(i32);
-
-impl Display for Device {
-    fn fmt(&self, f: &mut Formatter<'_>) -> core::fmt::Result {
-        if self.0 < 0 { f.write_str("the largest device") } else { write!(f, "device {}", self.0) }
-    }
 }
 
 /// What the rungs of one climb gained, and how long they took.
@@ -184,7 +176,7 @@ impl State {
         let bytes = self.heap.bytes();
         let stream = self.stream(want.key).unwrap_or(SHARED);
         let limit = self.options.limit(climb.arena.total);
-        let (device_free, device_total) = device;
+        let (device_free, device_total, pools) = consistent(device, pools.max(self.on_device()));
         let mut owners = [([0; TAG_SIZE], 0); OWNERS];
         for (slot, owner) in owners.iter_mut().zip(self.owners.largest::<OWNERS>()) {
             *slot = owner.map_or(([0; TAG_SIZE], 0), |Owner { tag, live_bytes }| (tag, live_bytes));
@@ -212,11 +204,22 @@ impl State {
     }
 }
 
+/// The device's free and total bytes, and what all pools hold. They were read one after the other, while other threads took and gave back
+/// memory: what pools hold is not free any more.
+fn consistent((free, total): (u64, u64), pools: u64) -> (u64, u64, u64) {
+    let pools = pools.min(total);
+    (free.min(total.saturating_sub(pools)), total, pools)
+}
+
 impl OomInfo {
     /// The first that fits, from what is easiest to change to what is hardest.
     /// `limited`: the pool's limit leaves no room beside its live blocks.
     fn advise(&self, limited: bool, capturing: bool) -> Advice {
         let wanted = self.requested;
+        // What is larger than the device nobody can make room for.
+        if wanted > self.device_total {
+            return Advice::UseLess;
+        }
         if capturing && self.cached.saturating_add(self.pending).saturating_add(self.device_free) >= wanted {
             return Advice::EndCapture;
         }
@@ -313,7 +316,17 @@ mod tests {
     }
 
     #[test]
+    fn figures_that_were_read_at_different_moments_add_up() {
+        assert_eq!(consistent((30, 100), 60), (30, 100, 60));
+        // Another thread's pool took 20 of the 30 in between.
+        assert_eq!(consistent((30, 100), 80), (20, 100, 80));
+        // Another one gave back memory that a third took after.
+        assert_eq!(consistent((30, 100), 110), (0, 100, 100));
+    }
+
+    #[test]
     fn advice_fits_the_numbers() {
+        assert_eq!(OomInfo { requested: 1000, ..info(50, 0, 50, 400) }.advise(true, false), Advice::UseLess);
         assert_eq!(info(500, 0, 50, 10).advise(false, false), Advice::UseLess);
         assert_eq!(info(500, 0, 50, 400).advise(false, false), Advice::FreeForeign);
         assert_eq!(info(500, 80, 50, 10).advise(false, false), Advice::Defragment);
