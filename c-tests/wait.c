@@ -231,6 +231,32 @@ static void a_limit_is_its_pools_own_matter(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
+/* Who waits in a pool without blocks is not in the way of its end, and is told of it soon, whether it is its turn or not. */
+static void a_pool_ends_while_its_requests_wait(void) {
+  struct asker first, second;
+  pool_options options = default_options();
+  pool_t *pools[2] = {NULL, NULL};
+  void *block = NULL;
+  int i;
+  options.oom_wait_ms = 20000;
+  for (i = 0; i < 2; i++) {
+    CHECK_STATUS(POOL_OK, pool_create(&options, &pools[i]));
+  }
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, 7 * GIB));
+  start(&first, pools[0], 4 * GIB, 0);
+  start(&second, pools[1], 4 * GIB, 0);
+  CHECK_STATUS(POOL_OK, pool_destroy(pools[1]));
+  finish(&second);
+  CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, second.status);
+  CHECK(second.block == NULL && second.took_ms < 5000);
+  CHECK_STATUS(POOL_OK, pool_destroy(pools[0]));
+  finish(&first);
+  CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, first.status);
+  CHECK(first.block == NULL && first.took_ms < 10000);
+  CHECK_STATUS(POOL_OK, pool_free(block));
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
 static size_t ask_inside(void *user, int device, size_t wanted) {
   void *block = NULL;
   (void)device;
@@ -280,6 +306,7 @@ int main(void) {
   RUN(a_hot_thread_starves_nobody);
   RUN(small_requests_pass);
   RUN(a_limit_is_its_pools_own_matter);
+  RUN(a_pool_ends_while_its_requests_wait);
   RUN(no_wait_in_captures_and_callbacks);
   return driver_result();
 }

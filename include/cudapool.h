@@ -186,7 +186,7 @@ typedef enum pool_status {
    */
   POOL_ERROR_NOT_SUPPORTED = 104,
   /**
-   * The pool cannot be destroyed: blocks of it are live, or a request of it is under way.
+   * The pool cannot be destroyed: blocks of it are live, or a request of it is just taking memory.
    */
   POOL_ERROR_IN_USE = 105,
   /**
@@ -774,8 +774,9 @@ enum pool_status pool_create(const struct pool_options *options,
  * waited for (bounded by `settle_ms`; not during a stream capture); what is not finished with then goes back with a later call of the library.
  *
  * @param pool The pool. The default pool, NULL, cannot be destroyed: `POOL_ERROR_INVALID_ARGUMENT`.
- * @return `POOL_ERROR_IN_USE` while blocks of it are live, or while it is that of a graph (`pool_torch_begin_allocate_to_pool`); nothing has
- *         changed then.
+ * @return `POOL_ERROR_IN_USE` while blocks of it are live, a request of it is just taking memory, or it is that of a graph
+ *         (`pool_torch_begin_allocate_to_pool`); nothing has changed then. A request of it that is still looking for memory, or waits for some,
+ *         does not hinder it and is answered `POOL_ERROR_INVALID_ARGUMENT`.
  */
 enum pool_status pool_destroy(struct pool_t *pool);
 

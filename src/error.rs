@@ -24,7 +24,7 @@ pub enum pool_status {
     POOL_ERROR_INVALID_OPTION = 103,
     /// The device or the driver cannot do what was asked.
     POOL_ERROR_NOT_SUPPORTED = 104,
-    /// The pool cannot be destroyed: blocks of it are live, or a request of it is under way.
+    /// The pool cannot be destroyed: blocks of it are live, or a request of it is just taking memory.
     POOL_ERROR_IN_USE = 105,
     /// No device memory could be had, whatever idle memory was given up for it.
     POOL_ERROR_OUT_OF_MEMORY = 200,

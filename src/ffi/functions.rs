@@ -261,8 +261,9 @@ pub unsafe extern "C" fn pool_create(options: *const pool_options, out: *mut *mu
 /// waited for (bounded by `settle_ms`; not during a stream capture); what is not finished with then goes back with a later call of the library.
 ///
 /// @param pool The pool. The default pool, NULL, cannot be destroyed: `POOL_ERROR_INVALID_ARGUMENT`.
-/// @return `POOL_ERROR_IN_USE` while blocks of it are live, or while it is that of a graph (`pool_torch_begin_allocate_to_pool`); nothing has
-///         changed then.
+/// @return `POOL_ERROR_IN_USE` while blocks of it are live, a request of it is just taking memory, or it is that of a graph
+///         (`pool_torch_begin_allocate_to_pool`); nothing has changed then. A request of it that is still looking for memory, or waits for some,
+///         does not hinder it and is answered `POOL_ERROR_INVALID_ARGUMENT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_destroy(pool: *mut pool_t) -> pool_status {
     guard(|| crate::pool::pools::destroy(pool as u64))

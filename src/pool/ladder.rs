@@ -11,7 +11,7 @@ use super::registry::Freed;
 use super::report::Climb;
 use super::settle::{Polled, Waited};
 use super::state::State;
-use super::{registry, waiters};
+use super::{pools, registry, waiters};
 use crate::driver::{Api, lifecycle};
 use crate::error::{Result, Status};
 use crate::heap::{Chunk, Heap, PAGE, round_up};
@@ -268,6 +268,10 @@ impl Arena {
             lifecycle::check_running()?;
             if self.is_lost() {
                 return Err(self.lost_error());
+            }
+            // One whose turn it is not would only learn of it then.
+            if self.lock()?.pool != want.pool {
+                return Err(pools::gone());
             }
         }
     }
