@@ -683,6 +683,10 @@ enum pool_status pool_alloc_with(void **out, const struct pool_request *request)
  * the last call that found the stream captured. Memory that the graph uses must stay allocated as long as the graph is launched, and
  * launches must come after the work that was submitted to `stream` before the capture, which may still use that memory.
  *
+ * No call of the driver asks about a capture and acts on the answer at once: a capture that begins while another thread is in a call
+ * of the pool that climbs the ladder may be broken by it. Keep other threads out of the pool while you begin a capture (for a non-blocking
+ * stream, until this function has been called); a capture that goes on is safe from them.
+ *
  * @param ptr The start of a live block, or NULL: only the stream is looked at.
  * @param stream A stream of the block's context.
  */
