@@ -178,7 +178,14 @@ impl Arena {
     fn retire(&self, really: bool) -> Result<()> {
         let mut state = self.lock()?;
         let bytes = state.heap.bytes();
-        if bytes.live_blocks > 0 || state.growing > 0 {
+        if bytes.live_blocks == 0 && state.growing > 0 {
+            bail!(
+                POOL_ERROR_IN_USE,
+                "the pool cannot be destroyed: a request of it is just taking memory on device {}",
+                self.device()
+            );
+        }
+        if bytes.live_blocks > 0 {
             bail!(
                 POOL_ERROR_IN_USE,
                 "the pool cannot be destroyed: {} blocks of {} bytes are live on device {}",
