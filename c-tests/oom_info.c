@@ -106,6 +106,47 @@ static void the_limit_is_in_the_way(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
+/* Neither the limit nor the program is to blame where others hold what it keeps back, or the device is not done yet. */
+static void advice_looks_further(void) {
+  pool_options defaults = default_options(), options = defaults;
+  CUstream slow = new_stream(STREAM_NON_BLOCKING);
+  CUdeviceptr foreign = 0;
+  void *held = NULL, *block = NULL;
+  pool_oom_info info;
+  options.limit_bytes = 2 * GIB;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  CU(MemAlloc(&foreign, 7 * GIB));
+  CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc(&block, 3 * GIB));
+  explained(3 * GIB, POOL_ADVICE_FREE_FOREIGN);
+  CU(MemFree(foreign));
+  options = defaults;
+  options.settle_ms = 0;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&held, 6 * GIB, slow));
+  busy(slow, 500);
+  CHECK_STATUS(POOL_OK, pool_free_async(held, slow));
+  if (pool_alloc(&block, 4 * GIB) == POOL_OK) {
+    /* Drivers before 12.5 are waited for as a whole. */
+    CHECK_STATUS(POOL_OK, pool_free(block));
+  } else {
+    explained(4 * GIB, POOL_ADVICE_WAIT);
+  }
+  CHECK_STATUS(POOL_OK, pool_configure(&defaults));
+  CHECK_TRIMS_TO_ZERO(0);
+  if (on_sim()) {
+    held = take(GIB, "held");
+    CHECK_EQ(sim.fail("cuMemGetInfo_v2", 1, 1, 999), 0);
+    CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc(&block, 8 * GIB));
+    info = numbers_add_up();
+    CHECK_EQ(info.foreign_bytes, 0);
+    CHECK_EQ(info.pools_bytes, GIB);
+    CHECK_EQ(sim.fail("*", 0, 0, 0), 0);
+    CHECK_STATUS(POOL_OK, pool_free(held));
+    CHECK_TRIMS_TO_ZERO(0);
+  }
+  CU(StreamDestroy(slow));
+}
+
 static void what_the_rungs_gain(void) {
   void *pieces[8], *keep = take(3 * GIB, "keep"), *block = NULL;
   pool_oom_info info;
@@ -211,6 +252,7 @@ int main(void) {
   RUN(the_program_holds_too_much);
   RUN(somebody_else_holds_the_memory);
   RUN(the_limit_is_in_the_way);
+  RUN(advice_looks_further);
   RUN(what_the_rungs_gain);
   RUN(larger_than_any_device);
   RUN(numbers_read_while_others_take);

@@ -179,10 +179,13 @@ static void advice_does_not_take_other_pools_for_the_limit(void) {
   refuse(limited, 2 * GIB);
   CHECK_EQ(oom_info().advice, POOL_ADVICE_USE_LESS);
   CHECK_EQ(oom_info().limit_bytes, 6 * GIB);
+  /* Both are: a higher limit alone would not help. */
+  refuse(limited, 5 * GIB + GIB / 2);
+  CHECK_EQ(oom_info().advice, POOL_ADVICE_USE_LESS);
+  give(theirs);
   refuse(limited, 5 * GIB + GIB / 2);
   CHECK_EQ(oom_info().advice, POOL_ADVICE_RAISE_LIMIT);
   give(mine);
-  give(theirs);
   CHECK_STATUS(POOL_OK, pool_destroy(limited));
   CHECK_STATUS(POOL_OK, pool_destroy(other));
   check_all_gone();

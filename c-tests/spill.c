@@ -208,7 +208,7 @@ static void the_report_adds_up(void) {
   pool_options options = spilling();
   pool_request request = request_of(3 * GIB);
   pool_t *pool;
-  void *live = take(NULL, 3 * GIB), *host, *block = NULL;
+  void *live = take(NULL, 2 * GIB), *host, *block = NULL;
   pool_oom_info info;
   pool_stats stats;
   options.limit_bytes = 5 * GIB;

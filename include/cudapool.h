@@ -157,6 +157,11 @@
 #define POOL_ADVICE_USE_LESS 5
 
 /**
+ * `pool_oom_info.advice`: enough was freed, but the device may still be using it; `settle_ms` was too short for that.
+ */
+#define POOL_ADVICE_WAIT 6
+
+/**
  * What every function but the text functions returns. The numbers are fixed and never reused:
  * 1xx argument, 2xx memory, 3xx driver, 4xx lifecycle, 9xx internal.
  */

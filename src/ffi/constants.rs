@@ -71,3 +71,5 @@ pub const POOL_ADVICE_DEFRAGMENT: i32 = 3;
 pub const POOL_ADVICE_END_CAPTURE: i32 = 4;
 /// `pool_oom_info.advice`: the program's own live blocks leave too little.
 pub const POOL_ADVICE_USE_LESS: i32 = 5;
+/// `pool_oom_info.advice`: enough was freed, but the device may still be using it; `settle_ms` was too short for that.
+pub const POOL_ADVICE_WAIT: i32 = 6;

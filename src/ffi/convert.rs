@@ -245,6 +245,7 @@ pub fn oom_info(info: &OomInfo) -> pool_oom_info {
             Advice::Defragment => POOL_ADVICE_DEFRAGMENT,
             Advice::EndCapture => POOL_ADVICE_END_CAPTURE,
             Advice::UseLess => POOL_ADVICE_USE_LESS,
+            Advice::Wait => POOL_ADVICE_WAIT,
         },
         rungs_tried: u64::from(info.tried),
         rung_bytes: info.gained,

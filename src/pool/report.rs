@@ -25,6 +25,19 @@ pub enum Advice {
     Defragment = 3,
     EndCapture = 4,
     UseLess = 5,
+    Wait = 6,
+}
+
+/// What the advice goes by, beside the numbers of the report. Bytes.
+#[derive(Clone, Copy, Default)]
+struct Situation {
+    /// The pool's limit leaves no room beside its live blocks.
+    limited: bool,
+    capturing: bool,
+    /// In no caller's hands, in all pools on the device.
+    idle: u64,
+    /// The part of it that the device may still be using.
+    unsettled: u64,
 }
 
 /// The last out-of-memory answer of a thread.
@@ -149,15 +162,17 @@ impl<'a> Climb<'a> {
     pub fn out_of_memory(&self, api: &Api, want: &Want, capturing: bool) -> Status {
         let arena = self.arena;
         let asked = relaxed(api, || arena.mapper.device_memory(api));
+        let (idle, unsettled) = idle_on(arena.device());
         let (pools, elsewhere) = (held_on(arena.device()), arena.held_elsewhere());
         let Ok(mut state) = arena.lock() else { return Status::POOL_ERROR_INTERNAL };
         state.counters.oom = state.counters.oom.wrapping_add(1);
-        let mut info = state.oom_info(self, want, asked.unwrap_or((0, arena.total)), pools);
+        // Of a device that the driver says nothing about, only what the pools hold is known.
+        let mut info = state.oom_info(self, want, asked.unwrap_or((0, pools)), pools);
         // The limit is one for all contexts of the device, and only for device memory.
         let held = info.live.saturating_sub(state.spilled.bytes).saturating_add(elsewhere);
         let limit = state.options.limit(arena.total);
         let limited = limit < arena.total && held.saturating_add(want.size) > limit;
-        info.advice = info.advise(limited, capturing);
+        info.advice = info.advise(Situation { limited, capturing, idle, unsettled });
         remember(info);
         fail(Status::POOL_ERROR_OUT_OF_MEMORY, format_args!("{info}"))
     }
@@ -169,6 +184,19 @@ fn held_on(device: i32) -> u64 {
         .filter(|arena| arena.device() == device && !arena.is_lost())
         .filter_map(|arena| arena.lock().ok().map(|state| state.on_device()))
         .fold(0, u64::saturating_add)
+}
+
+/// Bytes on a device that pools could give up, and how many of them the device may still be using.
+fn idle_on(device: i32) -> (u64, u64) {
+    let mut sums = (0u64, 0u64);
+    for arena in registry::on(device) {
+        let Ok(state) = arena.lock() else { continue };
+        let bytes = state.heap.bytes();
+        let idle = if state.options.pinned { 0 } else { bytes.cached.saturating_add(bytes.pending) };
+        sums.0 = sums.0.saturating_add(idle);
+        sums.1 = sums.1.saturating_add(if state.is_unsettled() { idle } else { 0 });
+    }
+    sums
 }
 
 impl State {
@@ -213,18 +241,25 @@ fn consistent((free, total): (u64, u64), pools: u64) -> (u64, u64, u64) {
 
 impl OomInfo {
     /// The first that fits, from what is easiest to change to what is hardest.
-    /// `limited`: the pool's limit leaves no room beside its live blocks.
-    fn advise(&self, limited: bool, capturing: bool) -> Advice {
+    fn advise(&self, now: Situation) -> Advice {
         let wanted = self.requested;
+        let could_be_had = self.device_free.saturating_add(now.idle);
         // What is larger than the device nobody can make room for.
         if wanted > self.device_total {
             return Advice::UseLess;
         }
-        if capturing && self.cached.saturating_add(self.pending).saturating_add(self.device_free) >= wanted {
+        if now.capturing
+            && self.cached.saturating_add(self.pending).saturating_add(self.device_free) >= wanted
+        {
             return Advice::EndCapture;
         }
-        if limited {
+        // Only if the device has what the limit keeps back.
+        if now.limited && could_be_had >= wanted {
             return Advice::RaiseLimit;
+        }
+        if now.unsettled > 0 && could_be_had >= wanted && could_be_had.saturating_sub(now.unsettled) < wanted
+        {
+            return Advice::Wait;
         }
         if self.device_free.saturating_add(self.cached) >= wanted {
             return Advice::Defragment;
@@ -276,6 +311,7 @@ impl Display for OomInfo {
             Advice::Defragment => "; there is enough in pieces that cannot be moved together",
             Advice::EndCapture => "; the stream is captured, so idle memory could not be moved or waited for",
             Advice::UseLess => "; the program itself holds too much",
+            Advice::Wait => "; the device is still using what was freed: wait longer for it (settle_ms)",
         })
     }
 }
@@ -326,12 +362,19 @@ mod tests {
 
     #[test]
     fn advice_fits_the_numbers() {
-        assert_eq!(OomInfo { requested: 1000, ..info(50, 0, 50, 400) }.advise(true, false), Advice::UseLess);
-        assert_eq!(info(500, 0, 50, 10).advise(false, false), Advice::UseLess);
-        assert_eq!(info(500, 0, 50, 400).advise(false, false), Advice::FreeForeign);
-        assert_eq!(info(500, 80, 50, 10).advise(false, false), Advice::Defragment);
-        assert_eq!(info(500, 0, 500, 0).advise(true, false), Advice::RaiseLimit);
-        assert_eq!(info(500, 200, 50, 0).advise(false, true), Advice::EndCapture);
-        assert_eq!(info(500, 20, 50, 0).advise(false, true), Advice::UseLess);
+        let plain = Situation::default();
+        let limited = Situation { limited: true, ..plain };
+        let capturing = Situation { capturing: true, ..plain };
+        let unsettled = Situation { idle: 80, unsettled: 80, ..plain };
+        assert_eq!(OomInfo { requested: 1000, ..info(50, 0, 50, 400) }.advise(limited), Advice::UseLess);
+        assert_eq!(info(500, 0, 50, 10).advise(plain), Advice::UseLess);
+        assert_eq!(info(500, 0, 50, 400).advise(plain), Advice::FreeForeign);
+        assert_eq!(info(500, 80, 50, 10).advise(plain), Advice::Defragment);
+        assert_eq!(info(500, 0, 500, 0).advise(limited), Advice::RaiseLimit);
+        assert_eq!(info(50, 0, 50, 400).advise(limited), Advice::FreeForeign);
+        assert_eq!(info(500, 200, 50, 0).advise(capturing), Advice::EndCapture);
+        assert_eq!(info(500, 20, 50, 0).advise(capturing), Advice::UseLess);
+        assert_eq!(info(500, 80, 50, 10).advise(unsettled), Advice::Wait);
+        assert_eq!(info(500, 80, 10, 10).advise(unsettled), Advice::UseLess);
     }
 }
