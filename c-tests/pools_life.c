@@ -136,6 +136,17 @@ static int ways_to_lose(void) {
   return version < 12000 ? 1 : 2;
 }
 
+/* The primary context is reset, another one destroyed; the primary one is current then. */
+static void lose(CUcontext context) {
+  if (context == primary) {
+    CU(PrimaryReset(0));
+    CU(PrimaryRetain(&primary, 0));
+  } else {
+    CU(CtxDestroy(context));
+  }
+  CU(CtxSetCurrent(primary));
+}
+
 static void blocks_go_with_their_context(void) {
   int reset;
   for (reset = 0; reset < ways_to_lose(); reset++) {
@@ -151,13 +162,7 @@ static void blocks_go_with_their_context(void) {
     lost = take(pool, 1000);
     large = take_on(other, 20 * MIB, STREAM_PER_THREAD);
     idle_on(other, 2, 10 * MIB);
-    if (reset) {
-      CU(PrimaryReset(0));
-      CU(PrimaryRetain(&primary, 0));
-    } else {
-      CU(CtxDestroy(context));
-    }
-    CU(CtxSetCurrent(primary));
+    lose(context);
     CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, pool_free(lost));
     CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, pool_free(large));
     /* The pools go on, in the context's next life or another one. */
@@ -190,13 +195,7 @@ static void a_pool_ends_after_its_context(void) {
     take(pool, 1000);
     take(pool, 40 * MIB);
     idle_on(pool, 2, 10 * MIB);
-    if (reset) {
-      CU(PrimaryReset(0));
-      CU(PrimaryRetain(&primary, 0));
-    } else {
-      CU(CtxDestroy(context));
-    }
-    CU(CtxSetCurrent(primary));
+    lose(context);
     destroy(pool);
     CHECK_TRIMS_TO_ZERO(0);
   }

@@ -148,20 +148,25 @@ static void without_a_context(void) {
   SAME(more.AddressFree(base, page), 0);
 }
 
-/* The library waits before it unmaps, because the driver does not. */
-static void unmap_with_work_pending(void) {
+/* A mapped page, and a stream that writes it in 400 ms. */
+static CUstream write_late(CUdeviceptr *base, size_t *page) {
   CUhandle handle = 0;
-  CUdeviceptr base;
   CUstream stream;
-  size_t page;
-  double start;
   driver_start(0);
-  page = page_size();
-  base = mapped_page(4 * page, &handle);
+  *page = page_size();
+  *base = mapped_page(4 * *page, &handle);
   stream = new_stream(STREAM_NON_BLOCKING);
   busy(stream, 400);
-  MUST(cu.SetAsync(base, 1, page / 4, stream));
-  start = now_ms();
+  MUST(cu.SetAsync(*base, 1, *page / 4, stream));
+  return stream;
+}
+
+/* The library waits before it unmaps, because the driver does not. */
+static void unmap_with_work_pending(void) {
+  CUdeviceptr base;
+  size_t page;
+  CUstream stream = write_late(&base, &page);
+  double start = now_ms();
   SAME(more.Unmap(base, page), 0);
   TRUE(now_ms() - start < 200);
   SAME(cu.StreamSynchronize(stream), 700);
@@ -169,18 +174,11 @@ static void unmap_with_work_pending(void) {
 }
 
 static void map_and_access_with_work_pending(void) {
-  CUhandle handle = 0, other = 0;
+  CUhandle other = 0;
   CUdeviceptr base;
-  CUstream stream;
   size_t page;
-  double start;
-  driver_start(0);
-  page = page_size();
-  base = mapped_page(4 * page, &handle);
-  stream = new_stream(STREAM_NON_BLOCKING);
-  busy(stream, 400);
-  MUST(cu.SetAsync(base, 1, page / 4, stream));
-  start = now_ms();
+  CUstream stream = write_late(&base, &page);
+  double start = now_ms();
   SAME(create(&other, page), 0);
   SAME(more.Map(base + 2 * page, page, 0, other, 0), 0);
   SAME(give_access(base + 2 * page, page), 0);

@@ -416,6 +416,11 @@ impl State {
     }
 }
 
+/// The whole pages that a request needs at least.
+pub(super) fn whole_pages(want: &Want) -> Option<u64> {
+    Heap::extent_for(want.size, want.align).and_then(|(len, _)| round_up(len, PAGE))
+}
+
 /// What a request takes from the driver where chunks are `cuMemAlloc` memory. Whole pages, because the driver aligns those to
 /// pages, and smaller ones share a page with strangers.
 fn malloc_bytes(want: &Want) -> Option<u64> {

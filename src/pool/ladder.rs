@@ -5,7 +5,7 @@
 
 use super::arena::{Arena, Want, host_oom};
 use super::callbacks;
-use super::grow::{Attempt, Idle, Why};
+use super::grow::{Attempt, Idle, Why, whole_pages};
 use super::options::Spill;
 use super::registry::Freed;
 use super::report::Climb;
@@ -14,7 +14,7 @@ use super::state::State;
 use super::{pools, registry, waiters};
 use crate::driver::{Api, lifecycle};
 use crate::error::{Result, Status};
-use crate::heap::{Chunk, Heap, PAGE, round_up};
+use crate::heap::{Chunk, Heap, PAGE};
 use crate::logging::log_line;
 use core::time::Duration;
 use std::time::Instant;
@@ -406,9 +406,7 @@ impl Arena {
                 served => return Ok(served),
             }
         }
-        let whole = Heap::extent_for(want.size, want.align)
-            .and_then(|(len, _)| round_up(len, PAGE))
-            .unwrap_or(want.size);
+        let whole = whole_pages(want).unwrap_or(want.size);
         let missing = match self.free_on_device(api) {
             Some(free) if why != Why::Limit => {
                 let reserve = if want.urgent { 0 } else { self.reserve() };

@@ -104,7 +104,7 @@ pub fn configure(new: Options) -> Result<()> {
     }
     *CONFIG.lock() = Some(new);
     apply(&new);
-    for arena in registry::of_pool(PoolId::DEFAULT).filter(|a| !a.is_lost()) {
+    for arena in registry::living_of(PoolId::DEFAULT) {
         arena.lock()?.options = new;
     }
     Ok(())
@@ -372,7 +372,7 @@ pub fn trim(pool: PoolId, device: i32, keep: u64) -> Result<u64> {
     registry::empty_retired(api, Instant::now());
     let deadline = pools::options_of(pool)?.deadline();
     registry::lose_the_dead(api, device);
-    for arena in registry::on(device).filter(|a| a.pool() == pool) {
+    for arena in registry::living_of(pool).filter(|a| a.device() == device) {
         match arena.trim(api, keep, deadline) {
             Ok((bytes, kept)) => {
                 released = released.saturating_add(bytes);

@@ -76,8 +76,7 @@ pub fn unpin(id: PoolId) {
 
 /// Whether nothing is live in the pool.
 pub fn is_empty(id: PoolId) -> bool {
-    let mut arenas = registry::of_pool(id).filter(|arena| !arena.is_lost());
-    arenas.all(|arena| arena.lock().is_ok_and(|state| state.heap.bytes().live_blocks == 0))
+    registry::living_of(id).all(|arena| arena.lock().is_ok_and(|state| state.heap.bytes().live_blocks == 0))
 }
 
 /// The pool of a handle; 0 is the default one.
@@ -138,9 +137,8 @@ pub fn destroy(handle: u64) -> Result<()> {
     if options.pinned {
         bail!(POOL_ERROR_IN_USE, "the pool cannot be destroyed: a graph that was captured uses its memory");
     }
-    let arenas = || registry::of_pool(id).filter(|arena| !arena.is_lost());
     // Blocks that went with their context do not count, so the driver is asked before.
-    for arena in arenas() {
+    for arena in registry::living_of(id) {
         let _ = arena.check_alive(api);
     }
     end(id)?;
@@ -154,11 +152,10 @@ fn end(id: PoolId) -> Result<()> {
     let _no_new_arenas = registry::stop_adding();
     // Somebody else may have destroyed it first.
     options_of(id)?;
-    let arenas = || registry::of_pool(id).filter(|arena| !arena.is_lost());
-    for arena in arenas() {
+    for arena in registry::living_of(id) {
         arena.retire(false)?;
     }
-    for arena in arenas() {
+    for arena in registry::living_of(id) {
         if let Err(status) = arena.retire(true) {
             registry::of_pool(id).for_each(|arena| arena.unretire(id));
             return Err(status);
@@ -178,19 +175,19 @@ impl Arena {
     fn retire(&self, really: bool) -> Result<()> {
         let mut state = self.lock()?;
         let bytes = state.heap.bytes();
-        if bytes.live_blocks == 0 && state.growing > 0 {
-            bail!(
-                POOL_ERROR_IN_USE,
-                "the pool cannot be destroyed: a request of it is just taking memory on device {}",
-                self.device()
-            );
-        }
         if bytes.live_blocks > 0 {
             bail!(
                 POOL_ERROR_IN_USE,
                 "the pool cannot be destroyed: {} blocks of {} bytes are live on device {}",
                 bytes.live_blocks,
                 bytes.live,
+                self.device()
+            );
+        }
+        if state.growing > 0 {
+            bail!(
+                POOL_ERROR_IN_USE,
+                "the pool cannot be destroyed: a request of it is just taking memory on device {}",
                 self.device()
             );
         }

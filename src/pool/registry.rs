@@ -88,6 +88,11 @@ pub fn of_pool(pool: PoolId) -> impl Iterator<Item = &'static Arena> {
     all().filter(move |a| a.pool() == pool)
 }
 
+/// The arenas of a pool that are alive.
+pub fn living_of(pool: PoolId) -> impl Iterator<Item = &'static Arena> {
+    of_pool(pool).filter(|a| !a.is_lost())
+}
+
 /// The other arenas on the same device that are alive.
 pub fn others_on(this: &Arena) -> impl Iterator<Item = &'static Arena> {
     let this_at = ptr::from_ref(this);
@@ -119,7 +124,7 @@ pub fn lose_the_dead(api: &Api, device: i32) -> bool {
 
 /// Gives the memory of destroyed pools back, as far as the device is finished with it by `deadline`.
 pub fn empty_retired(api: &Api, deadline: Instant) {
-    for arena in all().filter(|a| a.pool() == PoolId::NONE && !a.is_lost()) {
+    for arena in living_of(PoolId::NONE) {
         if arena.lock().is_ok_and(|state| state.heap.bytes().mapped > 0) {
             // What fails now is tried again by the next call that gets here.
             let _ = arena.trim(api, 0, deadline);
@@ -141,7 +146,7 @@ pub fn is_one_context() -> bool {
 
 /// The same of any pool.
 pub fn only_of(pool: PoolId) -> Option<&'static Arena> {
-    of_pool(pool).find(|a| !a.is_lost()).filter(|_| is_one_context())
+    living_of(pool).next().filter(|_| is_one_context())
 }
 
 /// The arena that an address belongs to.
@@ -174,7 +179,7 @@ pub fn owns(address: u64) -> bool {
 
 /// Counts an out-of-memory answer that no arena was asked for, because asking which one would be a driver call.
 pub fn count_oom(pool: PoolId) {
-    if let Some(Ok(mut state)) = of_pool(pool).find(|a| !a.is_lost()).map(Arena::lock) {
+    if let Some(Ok(mut state)) = living_of(pool).next().map(Arena::lock) {
         state.counters.oom = state.counters.oom.wrapping_add(1);
     }
 }
@@ -188,12 +193,12 @@ pub fn forget(arena: &Arena) {
 
 /// The living arena of a pool in a context.
 fn known(pool: PoolId, handle: Ctx) -> Option<&'static Arena> {
-    of_pool(pool).find(|a| !a.is_lost() && a.mapper.context.handle == handle)
+    living_of(pool).find(|a| a.mapper.context.handle == handle)
 }
 
 /// The living arena of a pool in a device's primary context.
 fn known_primary(pool: PoolId, device: i32) -> Option<&'static Arena> {
-    of_pool(pool).find(|a| !a.is_lost() && a.device() == device && a.mapper.context.is_primary())
+    living_of(pool).find(|a| a.device() == device && a.mapper.context.is_primary())
 }
 
 /// The pool's arena in the calling thread's current context, made if there is none.
@@ -254,7 +259,7 @@ pub fn stop_adding() -> Guard<'static, ()> {
 
 fn add(api: &Api, pool: PoolId, context: Context) -> Result<&'static Arena> {
     let _adding = ADDING.lock();
-    if let Some(arena) = of_pool(pool).find(|a| !a.is_lost() && a.mapper.context == context) {
+    if let Some(arena) = living_of(pool).find(|a| a.mapper.context == context) {
         return Ok(arena);
     }
     // The same handle in an earlier life: that arena's memory is gone.
@@ -288,7 +293,7 @@ fn is_earlier_life(arena: &Arena, context: Context) -> bool {
 
 /// An arena that a destroyed pool left in the context, if it can serve this one.
 fn revive(api: &Api, pool: PoolId, context: Context, options: &Options) -> Option<&'static Arena> {
-    let left = || of_pool(PoolId::NONE).filter(|a| !a.is_lost() && a.mapper.context == context);
+    let left = || living_of(PoolId::NONE).filter(|a| a.mapper.context == context);
     left().next()?;
     empty_retired(api, Instant::now());
     let made_so = |a: &Arena| a.lock().is_ok_and(|state| state.options.backend == options.backend);

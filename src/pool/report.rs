@@ -180,10 +180,8 @@ impl<'a> Climb<'a> {
 
 /// Bytes that all pools hold on a device.
 fn held_on(device: i32) -> u64 {
-    registry::all()
-        .filter(|arena| arena.device() == device && !arena.is_lost())
-        .filter_map(|arena| arena.lock().ok().map(|state| state.on_device()))
-        .fold(0, u64::saturating_add)
+    let held = |arena: &Arena| arena.lock().map_or(0, |state| state.on_device());
+    registry::on(device).map(held).fold(0, u64::saturating_add)
 }
 
 /// Bytes on a device that pools could give up, and how many of them the device may still be using.

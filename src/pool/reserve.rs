@@ -89,9 +89,13 @@ impl Arena {
 pub fn refill(api: &Api, device: i32, wanted: u64) -> u64 {
     let mut released = 0u64;
     for arena in registry::idlest_first(device) {
+        let reserve = arena.reserve();
+        if reserve == 0 {
+            continue;
+        }
         let Some(free) = arena.free_on_device(api) else { break };
-        let missing = wanted.saturating_add(arena.reserve()).saturating_sub(free);
-        if missing > 0 && arena.reserve() > 0 {
+        let missing = wanted.saturating_add(reserve).saturating_sub(free);
+        if missing > 0 {
             released = released.saturating_add(arena.release_idle(api, missing).unwrap_or(0));
         }
     }

@@ -2,12 +2,12 @@
 //! freed; it is never idle memory for others, and no bytes of the device.
 
 use super::arena::{Arena, Want, host_oom};
-use super::grow::ROOM_FOR_DEBRIS;
+use super::grow::{ROOM_FOR_DEBRIS, whole_pages};
 use super::state::State;
 use crate::arena::{Calls, Left, Piece};
 use crate::driver::{Api, relaxed};
 use crate::error::{NoHostMemory, Result, Status};
-use crate::heap::{Heap, PAGE, block_flags, round_up};
+use crate::heap::{PAGE, block_flags};
 use crate::logging::log_line;
 
 /// The chunks of an arena that are host memory.
@@ -46,8 +46,7 @@ impl Spilled {
 impl Arena {
     /// Serves the request with host memory, if the driver has such for the device.
     pub(super) fn spill(&self, api: &Api, want: &Want) -> Result<Option<u64>> {
-        let whole = Heap::extent_for(want.size, want.align).and_then(|(len, _)| round_up(len, PAGE));
-        let Some(len) = whole else { return Ok(None) };
+        let Some(len) = whole_pages(want) else { return Ok(None) };
         {
             let mut state = self.lock()?;
             state.regions.reserve(len).map_err(host_oom)?;
