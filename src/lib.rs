@@ -26,10 +26,11 @@ pub mod driver;
 pub mod error;
 pub mod ffi;
 pub mod heap;
-mod host;
+mod host_alloc;
 mod logging;
 pub mod pool;
+mod sync;
 
 // The driver loader and the logger abort where the host has no memory, unless they get it from the reserve.
 #[global_allocator]
-static HOST_MEMORY: host::HostMemory = host::HostMemory;
+static HOST_MEMORY: host_alloc::HostMemory = host_alloc::HostMemory;

@@ -1,6 +1,6 @@
 //! The log: one line per event on stderr, off unless the option `log` says otherwise.
 
-use crate::host::without_failing;
+use crate::host_alloc::without_failing;
 use core::fmt::Arguments;
 use log::{Level, LevelFilter};
 use std::sync::Once;

@@ -5,14 +5,16 @@
 
 pub mod context;
 pub mod lifecycle;
-pub mod lock;
 pub mod table;
 
 use crate::error::{Result, Status, bail, fail};
-use crate::host::without_failing;
+use crate::host_alloc::without_failing;
+use crate::sync::{
+    clock,
+    lock::{self, Lock},
+};
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
-use lock::Lock;
 use std::sync::OnceLock;
 pub use table::{Api, Ctx, CuResult, Event, Stream};
 
@@ -79,6 +81,7 @@ pub fn api() -> Result<&'static Api> {
 
 fn load() -> Result<Api> {
     let mut api = without_failing(find)?;
+    without_failing(find_clock);
     // SAFETY: the function of this name, with its documented arguments; the pointer is to a local.
     let version = unsafe {
         let mut version: c_int = 0;
@@ -151,6 +154,18 @@ fn find() -> Result<Api> {
             // Dropping a payload may panic again.
             core::mem::forget(payload);
             bail!(POOL_ERROR_NO_DRIVER, "the CUDA driver library went away while it was being loaded")
+        }
+    }
+}
+
+/// A driver with a clock of its own, as the simulated one can have, is what time goes by.
+fn find_clock() {
+    // SAFETY: the library is loaded, and stays so. The simulated driver alone has the function; it answers null, or with a clock that lasts.
+    unsafe {
+        let find = cudarc::driver::sys::culib()
+            .get::<unsafe extern "C" fn() -> *const clock::DriverClock>(b"cudasim_clock\0");
+        if let Ok(find) = find {
+            clock::install(find());
         }
     }
 }

@@ -10,10 +10,10 @@ use super::report::Climb;
 use super::state::State;
 use super::{registry, waiters};
 use crate::arena::Mapper;
-use crate::driver::lock::{Guard, Lock};
 use crate::driver::{Api, context, is_capturing, relaxed};
 use crate::error::{NoHostMemory, Result, Status, bail, fail};
 use crate::heap::{self, BlockInfo, NotLive, block_flags};
+use crate::sync::lock::{Guard, Lock};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// Blocks of this many bytes and more are worth an event when they are freed in an arena of several streams; smaller ones stay with

@@ -5,8 +5,9 @@
 //! freed is not believed: the pool looks for itself whether the request can now be served.
 
 use crate::driver::lifecycle::check_running;
-use crate::driver::lock::Lock;
 use crate::error::{Result, bail};
+use crate::sync::clock;
+use crate::sync::lock::Lock;
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -83,7 +84,7 @@ pub fn remove(id: u64) -> Result<()> {
             return Ok(());
         }
         drop(list);
-        std::thread::sleep(Duration::from_micros(50));
+        clock::sleep(Duration::from_micros(50));
     }
 }
 

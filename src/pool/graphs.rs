@@ -8,9 +8,9 @@ use super::order::this_thread;
 use super::pools::{self, PoolId};
 use super::{registry, use_on_stream};
 use crate::driver::lifecycle::check_running;
-use crate::driver::lock::Lock;
 use crate::driver::{self, Api, is_capturing};
 use crate::error::{Result, bail};
+use crate::sync::lock::Lock;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// A graph's pool as PyTorch names it.

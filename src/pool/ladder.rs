@@ -16,8 +16,8 @@ use crate::driver::{Api, lifecycle};
 use crate::error::{Result, Status};
 use crate::heap::{Chunk, Heap, PAGE};
 use crate::logging::log_line;
+use crate::sync::clock::{self, Moment};
 use core::time::Duration;
-use std::time::Instant;
 
 /// How often a request waits for freed memory that other threads then get. A limit, because others may go on for ever.
 const SETTLE_ROUNDS: usize = 64;
@@ -192,7 +192,7 @@ impl Arena {
 
     /// Waits for what is freed but not finished with, here and in the arenas that help, until the request can be served. Again while other
     /// threads win what this one waited for.
-    fn settle_for(&self, api: &Api, want: &Want, deadline: Instant) -> Result<Attempt> {
+    fn settle_for(&self, api: &Api, want: &Want, deadline: Moment) -> Result<Attempt> {
         // Something may have come after the search before this one.
         let mut seen = self.lock()?.progress().wrapping_sub(1);
         let (mut slice, mut rounds) = (SHORTEST_SLICE, 0);
@@ -201,7 +201,7 @@ impl Arena {
             // What is finished may do, once it is moved; but in the end all of it is waited for.
             let enough = if rounds < SETTLE_ROUNDS / 2 { want.size } else { u64::MAX };
             // Each arena gets a little time in turn: what one waits for long, another one may have at once.
-            let until = deadline.min(Instant::now() + slice);
+            let until = deadline.min(clock::now().after(slice));
             slice = (slice * 2).min(LONGEST_SLICE);
             let (waited, served) =
                 self.wait_and_search(api, want, until, freed.of(self), Some((enough, &mut seen)))?;
@@ -222,7 +222,7 @@ impl Arena {
                 Attempt::Refused(why) => why,
                 served => return Ok(served),
             };
-            if unsettled && Instant::now() < deadline {
+            if unsettled && clock::now() < deadline {
                 continue;
             }
             rounds += 1;
@@ -252,7 +252,7 @@ impl Arena {
                     Attempt::Refused(why) => place.set_limited(why == Why::Limit),
                 }
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.since(clock::now());
             if left.is_zero() {
                 return Ok(None);
             }
@@ -278,7 +278,7 @@ impl Arena {
 
     /// Rungs 1 to 5 in short, without waiting.
     fn search_again(&self, api: &Api, want: &Want) -> Result<Attempt> {
-        let now = Instant::now();
+        let now = clock::now();
         if let (_, Some(address)) = self.wait_and_search(api, want, now, 0, None)? {
             return Ok(Attempt::Served(address));
         }
@@ -298,7 +298,7 @@ impl Arena {
         &self,
         api: &Api,
         want: &Want,
-        deadline: Instant,
+        deadline: Moment,
         freed: u64,
         mut enough: Option<(u64, &mut u64)>,
     ) -> Result<(Waited, Option<u64>)> {
@@ -315,7 +315,7 @@ impl Arena {
     pub(super) fn wait_for_idle(
         &self,
         api: &Api,
-        deadline: Instant,
+        deadline: Moment,
         freed: u64,
         bytes: u64,
     ) -> Result<Waited> {
@@ -327,7 +327,7 @@ impl Arena {
     }
 
     /// Whatever callbacks claim, what counts is whether the request can be served. Their frees may have come to any pool, or have gone to the driver.
-    fn ask_callbacks(&self, api: &Api, want: &Want, why: Why, deadline: Instant) -> Result<Attempt> {
+    fn ask_callbacks(&self, api: &Api, want: &Want, why: Why, deadline: Moment) -> Result<Attempt> {
         let mut why = why;
         let ask = |_| match self.settle_for(api, want, deadline)? {
             Attempt::Served(address) => Ok(Some(address)),

@@ -22,17 +22,17 @@ mod state;
 mod waiters;
 
 use crate::driver::lifecycle::{self, Life};
-use crate::driver::lock::Lock;
 use crate::driver::{self, Api};
 use crate::error::{Result, bail};
 use crate::heap::MAX_SIZE;
 use crate::logging;
+use crate::sync::clock;
+use crate::sync::lock::Lock;
 use arena::{Arena, Release, Want, host_oom};
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use options::{Options, Order};
 use order::StreamKey;
 use pools::PoolId;
-use std::time::Instant;
 
 pub use arena::Found;
 pub use owners::{TAG_SIZE, Tag};
@@ -369,7 +369,7 @@ pub fn trim(pool: PoolId, device: i32, keep: u64) -> Result<u64> {
     let device = registry::device(api, device)?;
     let mut released = 0u64;
     let mut keep = keep;
-    registry::empty_retired(api, Instant::now());
+    registry::empty_retired(api, clock::now());
     let deadline = pools::options_of(pool)?.deadline();
     registry::lose_the_dead(api, device);
     for arena in registry::living_of(pool).filter(|a| a.device() == device) {

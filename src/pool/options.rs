@@ -1,9 +1,9 @@
 //! The options: one table behind the API, the environment and the documentation.
 
 use crate::error::{Result, Status, bail, fail};
+use crate::sync::clock::{self, Moment};
 use core::ffi::CStr;
 use core::time::Duration;
-use std::time::Instant;
 
 /// Chunks: virtual memory where possible, only so, or `cuMemAlloc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -278,13 +278,13 @@ pub fn check(options: &Options) -> Result<()> {
 
 impl Options {
     /// When a wait that begins now gives up.
-    pub fn deadline(&self) -> Instant {
-        Instant::now() + Duration::from_millis(u64::from(self.settle_ms))
+    pub fn deadline(&self) -> Moment {
+        clock::now().after(Duration::from_millis(u64::from(self.settle_ms)))
     }
 
     /// When a wait for other threads' frees that begins now gives up.
-    pub fn oom_deadline(&self) -> Instant {
-        Instant::now() + Duration::from_millis(u64::from(self.oom_wait_ms))
+    pub fn oom_deadline(&self) -> Moment {
+        clock::now().after(Duration::from_millis(u64::from(self.oom_wait_ms)))
     }
 
     /// The largest device reserve on a device of `total` bytes.

@@ -6,8 +6,8 @@
 
 use crate::driver::Event;
 use crate::heap::StreamId;
+use crate::sync::clock::Moment;
 use core::time::Duration;
-use std::time::Instant;
 
 /// Handle of the legacy default stream (`CU_STREAM_LEGACY`).
 pub const LEGACY: u64 = 1;
@@ -123,7 +123,7 @@ pub struct Stream {
     /// Everything freed on it up to here is covered by a mark, of its own or of the context.
     pub covered: u64,
     /// When a call last found it captured, if the last one that looked did.
-    pub captured: Option<Instant>,
+    pub captured: Option<Moment>,
 }
 
 /// How long a stream counts as captured after it was last seen so. Its handle must not be touched to ask, and its owner may

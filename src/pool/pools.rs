@@ -8,8 +8,8 @@ use super::options::{self, Options};
 use super::{config, registry};
 use crate::driver;
 use crate::driver::lifecycle::{self, Life};
-use crate::driver::lock::Lock;
 use crate::error::{Result, bail};
+use crate::sync::lock::Lock;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A pool, by a number that is never given twice.

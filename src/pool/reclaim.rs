@@ -6,15 +6,15 @@ use super::settle::Waited;
 use super::{callbacks, registry, reserve};
 use crate::driver::Api;
 use crate::error::Result;
+use crate::sync::clock;
 use core::cell::Cell;
-use std::time::Instant;
 
 /// Somebody else on the device needs `wanted` bytes: gives back to the driver at least so much of what is idle in any pool, and
 /// waits for what is freed but not finished with, and asks the callbacks, if there is less. Then fills the device reserve, as far as idle memory
 /// goes. Returns the bytes given back.
 pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
     registry::lose_the_dead(api, device);
-    let mut deadline = Instant::now();
+    let mut deadline = clock::now();
     for arena in registry::on(device) {
         deadline = arena.lock().map_or(deadline, |state| state.options.deadline().max(deadline));
     }
@@ -24,7 +24,7 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
         let (mut slice, freed) = (SHORTEST_SLICE, Freed::until_now(device));
         loop {
             // Each arena gets a little time in turn: what one waits for long, another one may have at once.
-            let until = deadline.min(Instant::now() + slice);
+            let until = deadline.min(clock::now().after(slice));
             slice = (slice * 2).min(LONGEST_SLICE);
             let mut unsettled = false;
             for arena in registry::idlest_first(device) {
@@ -40,7 +40,7 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
                 let more = arena.release_idle(api, least).unwrap_or(0);
                 released.set(released.get().saturating_add(more));
             }
-            if missing() == 0 || !unsettled || Instant::now() >= deadline {
+            if missing() == 0 || !unsettled || clock::now() >= deadline {
                 return missing() == 0;
             }
         }

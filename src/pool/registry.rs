@@ -9,15 +9,15 @@ use super::host_oom;
 use super::pools::{self, PoolId};
 use crate::arena::Mapper;
 use crate::driver::context::{self, Context};
-use crate::driver::lock::{Guard, Lock};
 use crate::driver::{self, Api, Ctx};
 use crate::error::{NoHostMemory, Result, Status, bail, fail};
 use crate::logging::log_line;
 use crate::pool::options::{Backend, Options};
 use crate::pool::order::StreamKey;
+use crate::sync::clock::{self, Moment};
+use crate::sync::lock::{Guard, Lock};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
-use std::time::Instant;
 
 /// Most arenas in the life of a process. A limit, because lost ones stay known and every free may have to look at them.
 const MOST: usize = 1024;
@@ -123,7 +123,7 @@ pub fn lose_the_dead(api: &Api, device: i32) -> bool {
 }
 
 /// Gives the memory of destroyed pools back, as far as the device is finished with it by `deadline`.
-pub fn empty_retired(api: &Api, deadline: Instant) {
+pub fn empty_retired(api: &Api, deadline: Moment) {
     for arena in living_of(PoolId::NONE) {
         if arena.lock().is_ok_and(|state| state.heap.bytes().mapped > 0) {
             // What fails now is tried again by the next call that gets here.
@@ -295,7 +295,7 @@ fn is_earlier_life(arena: &Arena, context: Context) -> bool {
 fn revive(api: &Api, pool: PoolId, context: Context, options: &Options) -> Option<&'static Arena> {
     let left = || living_of(PoolId::NONE).filter(|a| a.mapper.context == context);
     left().next()?;
-    empty_retired(api, Instant::now());
+    empty_retired(api, clock::now());
     let made_so = |a: &Arena| a.lock().is_ok_and(|state| state.options.backend == options.backend);
     let fits = |a: &&Arena| made_so(a) || (options.backend != Backend::Malloc && a.mapper.range.is_some());
     let arena = left().filter(fits).find(|a| a.start_over(pool, options))?;

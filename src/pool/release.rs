@@ -10,8 +10,8 @@ use crate::driver::{Api, relaxed};
 use crate::error::{NoHostMemory, Result, Status, fail};
 use crate::heap::{Chunk, Heap};
 use crate::logging::log_line;
+use crate::sync::clock::Moment;
 use core::sync::atomic::Ordering::*;
-use std::time::Instant;
 
 impl Arena {
     /// Tries again to be rid of what the driver would not take back.
@@ -146,7 +146,7 @@ impl Arena {
 
     /// Gives back idle memory until at most `keep` bytes stay cached, and waits until `deadline` for more of it. Returns the bytes given back,
     /// and those still cached.
-    pub fn trim(&self, api: &Api, keep: u64, deadline: Instant) -> Result<(u64, u64)> {
+    pub fn trim(&self, api: &Api, keep: u64, deadline: Moment) -> Result<(u64, u64)> {
         if !self.is_captured() {
             let freed = self.lock()?.heap.seq();
             self.wait(api, deadline, freed, |_| Ok(false))?;

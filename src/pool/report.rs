@@ -7,9 +7,9 @@ use super::state::State;
 use crate::driver::{Api, relaxed};
 use crate::error::{Status, fail};
 use crate::heap::SHARED;
+use crate::sync::clock::{self, Moment};
 use core::cell::Cell;
 use core::fmt::{Display, Formatter};
-use std::time::Instant;
 
 /// Rungs are numbered from 1; 0 is not used.
 pub const RUNGS: usize = 11;
@@ -133,13 +133,13 @@ impl<'a> Climb<'a> {
 
     /// Runs a rung that every miss goes through, and notes its time alone: what it gains serves the request.
     pub fn first_rung<R>(&mut self, rung: usize, f: impl FnOnce() -> R) -> R {
-        let start = Instant::now();
+        let start = clock::now();
         let result = f();
         self.note(rung, 0, start);
         result
     }
 
-    fn note(&mut self, rung: usize, gain: u64, start: Instant) {
+    fn note(&mut self, rung: usize, gain: u64, start: Moment) {
         if let (Some(gained), Some(spent)) = (self.gained.get_mut(rung), self.micros.get_mut(rung)) {
             *gained = gained.saturating_add(gain);
             *spent = spent.saturating_add(start.elapsed().as_micros() as u64);
@@ -150,7 +150,7 @@ impl<'a> Climb<'a> {
     /// Runs a rung, and notes what became idle or went back to the driver meanwhile.
     pub fn rung<R>(&mut self, rung: usize, f: impl FnOnce() -> R) -> R {
         let (cached, held) = self.measure();
-        let start = Instant::now();
+        let start = clock::now();
         let result = f();
         let (cached_after, held_after) = self.measure();
         let gain = cached_after.saturating_sub(cached).saturating_add(held.saturating_sub(held_after));

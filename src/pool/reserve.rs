@@ -7,11 +7,11 @@
 
 use super::arena::Arena;
 use super::registry;
-use crate::driver::lock::Lock;
 use crate::driver::{Api, relaxed};
+use crate::sync::clock::{self, Moment};
+use crate::sync::lock::Lock;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::time::Duration;
-use std::time::Instant;
 
 /// In which time the reserve halves if nobody asks again: some steps of a program, not its whole run.
 const HALF_LIFE: Duration = Duration::from_secs(30);
@@ -22,7 +22,7 @@ const DEVICES: usize = 64;
 #[derive(Clone, Copy)]
 struct Demand {
     bytes: u64,
-    since: Instant,
+    since: Moment,
 }
 
 static DEMANDS: Lock<[Option<Demand>; DEVICES]> = Lock::new([None; DEVICES]);
@@ -36,8 +36,8 @@ pub fn note_demand(device: i32, bytes: u64) {
     }
     let mut demands = DEMANDS.lock();
     if let Some(slot) = demands.get_mut(device as usize) {
-        let now = Instant::now();
-        let left = slot.map_or(0, |d| decayed(d.bytes, now.saturating_duration_since(d.since)));
+        let now = clock::now();
+        let left = slot.map_or(0, |d| decayed(d.bytes, now.since(d.since)));
         *slot = Some(Demand { bytes: bytes.max(left), since: now });
         ANY.store(true, Relaxed);
     }

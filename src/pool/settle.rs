@@ -10,8 +10,8 @@ use crate::driver::{Api, Event, code, is_capturing, is_non_blocking, relaxed};
 use crate::error::Result;
 use crate::heap::{SHARED, StreamId};
 use crate::logging::log_line;
+use crate::sync::clock::{self, Moment};
 use core::time::Duration;
-use std::time::Instant;
 
 /// `CU_EVENT_DISABLE_TIMING`: a plain event, the cheapest to record and to query.
 const EVENT_FLAGS: u32 = 2;
@@ -194,7 +194,7 @@ impl Arena {
     pub fn wait(
         &self,
         api: &Api,
-        deadline: Instant,
+        deadline: Moment,
         freed: u64,
         mut served: impl FnMut(&mut State) -> Result<bool>,
     ) -> Result<Waited> {
@@ -214,10 +214,10 @@ impl Arena {
             if !(covered || marked) || polled == Polled::Failed {
                 return Ok(Waited::InVain);
             }
-            if Instant::now() >= deadline {
+            if clock::now() >= deadline {
                 return Ok(Waited::TimeIsUp);
             }
-            std::thread::sleep(pause);
+            clock::sleep(pause);
             pause = (pause * 2).min(Duration::from_micros(500));
         }
     }

@@ -11,7 +11,7 @@ use crate::arena::{Calls, Debris, Mapper};
 use crate::driver::Event;
 use crate::error::{NoHostMemory, Result};
 use crate::heap::{BlockInfo, Heap, Part, SHARED, StreamId, block_flags};
-use std::time::Instant;
+use crate::sync::clock;
 
 /// Counters of an arena; what the heap counts is not repeated.
 #[derive(Clone, Copy, Default, Debug)]
@@ -233,7 +233,7 @@ impl State {
     /// Notes whether a call found its stream captured. While it is, its calls stay off the fast path, so that the end is seen.
     pub fn set_captured(&mut self, stream: StreamId, captured: bool) {
         if let Some(s) = self.streams.get_mut(stream as usize) {
-            s.captured = captured.then(Instant::now);
+            s.captured = captured.then(clock::now);
             if captured {
                 self.last_key = StreamKey::NONE;
             }

@@ -5,9 +5,10 @@
 //! comes from outside the pool wakes nobody; for its sake waiters look by themselves now and then.
 
 use super::pools::PoolId;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use crate::sync::clock;
+use crate::sync::lock::Lock;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 use core::time::Duration;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Most requests that wait at a time. A limit, so that waiting needs no memory; further ones do not wait.
 const MOST: usize = 256;
@@ -28,12 +29,11 @@ struct Waiter {
 struct Queue {
     waiting: [Option<Waiter>; MOST],
     next: u64,
-    /// Counts frees while somebody waited, and changes of the queue.
-    changes: u64,
 }
 
-static QUEUE: Mutex<Queue> = Mutex::new(Queue { waiting: [None; MOST], next: 0, changes: 0 });
-static CHANGED: Condvar = Condvar::new();
+static QUEUE: Lock<Queue> = Lock::new(Queue { waiting: [None; MOST], next: 0 });
+/// Counts frees while somebody waited, and changes of the queue. Waiters sleep on it.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether any request waits.
@@ -42,27 +42,16 @@ pub fn any() -> bool {
     COUNT.load(Relaxed) != 0
 }
 
-fn queue() -> MutexGuard<'static, Queue> {
-    // Nothing in here panics halfway; what another thread left is in order.
-    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Tells the waiters that something was freed.
+/// Tells the waiters that something was freed, or that the queue has changed.
 #[cold]
 pub fn wake() {
-    queue().change();
+    CHANGES.fetch_add(1, Release);
+    clock::wake_all(&CHANGES);
 }
 
 /// The count of changes: to be read before a search whose failure is to be waited on.
-pub fn changes() -> u64 {
-    queue().changes
-}
-
-impl Queue {
-    fn change(&mut self) {
-        self.changes = self.changes.wrapping_add(1);
-        CHANGED.notify_all();
-    }
+pub fn changes() -> u32 {
+    CHANGES.load(Acquire)
 }
 
 impl Waiter {
@@ -75,7 +64,7 @@ impl Waiter {
 /// Whether a new request has to queue behind others.
 pub fn must_queue(device: i32, pool: PoolId, size: u64) -> bool {
     let newcomer = Waiter { ticket: u64::MAX, device, pool, size, limited: false };
-    queue().waiting.iter().flatten().any(|w| w.competes_with(&newcomer) && size > w.size / SMALL_SHARE)
+    QUEUE.lock().waiting.iter().flatten().any(|w| w.competes_with(&newcomer) && size > w.size / SMALL_SHARE)
 }
 
 /// A place in the queue.
@@ -86,7 +75,7 @@ pub struct Place {
 impl Place {
     /// Queues a request; `None` if too many wait already.
     pub fn take(device: i32, pool: PoolId, size: u64) -> Option<Place> {
-        let mut queue = queue();
+        let mut queue = QUEUE.lock();
         let ticket = queue.next;
         let slot = queue.waiting.iter_mut().find(|slot| slot.is_none())?;
         *slot = Some(Waiter { ticket, device, pool, size, limited: false });
@@ -97,16 +86,18 @@ impl Place {
 
     /// Says what is in the way of the request now.
     pub fn set_limited(&self, limited: bool) {
-        let mut queue = queue();
+        let mut queue = QUEUE.lock();
         let mine = queue.waiting.iter_mut().flatten().find(|w| w.ticket == self.ticket);
-        if mine.is_some_and(|mine| core::mem::replace(&mut mine.limited, limited) != limited) {
-            queue.change();
+        let changed = mine.is_some_and(|mine| core::mem::replace(&mut mine.limited, limited) != limited);
+        drop(queue);
+        if changed {
+            wake();
         }
     }
 
     /// Whether nobody who competes came before.
     pub fn is_first(&self) -> bool {
-        let queue = queue();
+        let queue = QUEUE.lock();
         let Some(mine) = queue.waiting.iter().flatten().find(|w| w.ticket == self.ticket) else {
             return true;
         };
@@ -114,31 +105,28 @@ impl Place {
     }
 
     /// Sleeps until there has been a change after the count was `seen`, or time runs out.
-    pub fn sleep(&self, seen: u64, longest: Duration) {
-        let queue = queue();
-        if queue.changes == seen {
-            // A false alarm only makes the waiter look again.
-            drop(CHANGED.wait_timeout(queue, longest));
-        }
+    pub fn sleep(&self, seen: u32, longest: Duration) {
+        clock::wait(&CHANGES, seen, longest);
     }
 }
 
 impl Drop for Place {
     /// The next one may be served by what is left.
     fn drop(&mut self) {
-        let mut queue = queue();
-        if let Some(slot) = queue.waiting.iter_mut().find(|w| w.is_some_and(|w| w.ticket == self.ticket)) {
+        let mut queue = QUEUE.lock();
+        let slot = queue.waiting.iter_mut().find(|w| w.is_some_and(|w| w.ticket == self.ticket));
+        if let Some(slot) = slot {
             *slot = None;
             COUNT.fetch_sub(1, Relaxed);
-            queue.change();
         }
+        drop(queue);
+        wake();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
 
     #[test]
     fn first_come_first_served_among_those_who_compete() {
@@ -160,7 +148,7 @@ mod tests {
         assert!(!second.is_first());
         let seen = changes();
         wake();
-        let start = Instant::now();
+        let start = clock::now();
         second.sleep(seen, Duration::from_secs(60));
         assert!(start.elapsed() < Duration::from_secs(30));
         drop(first);
