@@ -21,7 +21,6 @@
 #[cfg(panic = "abort")]
 compile_error!("cudapool catches panics at its boundary: build it with panic = \"unwind\"");
 
-pub mod arena;
 pub mod driver;
 pub mod error;
 pub mod ffi;
@@ -30,6 +29,7 @@ mod host_alloc;
 mod logging;
 pub mod pool;
 mod sync;
+pub mod vmem;
 
 // The driver loader and the logger abort where the host has no memory, unless they get it from the reserve.
 #[global_allocator]

@@ -15,7 +15,7 @@ static FORK_WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// Where the process stands, for a function that frees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Life {
+pub enum ProcessState {
     Running,
     /// A child of a process that used the driver: CUDA does not work here.
     Forked,
@@ -24,26 +24,26 @@ pub enum Life {
 }
 
 #[inline]
-pub fn life() -> Life {
+pub fn process_state() -> ProcessState {
     match STATE.load(Relaxed) {
-        RUNNING => Life::Running,
-        FORKED => Life::Forked,
-        _ => Life::Exiting,
+        RUNNING => ProcessState::Running,
+        FORKED => ProcessState::Forked,
+        _ => ProcessState::Exiting,
     }
 }
 
 /// For everything but freeing: goes on only in a running process.
 #[inline]
 pub fn check_running() -> Result<()> {
-    match life() {
-        Life::Running => Ok(()),
-        Life::Forked => {
+    match process_state() {
+        ProcessState::Running => Ok(()),
+        ProcessState::Forked => {
             bail!(
                 POOL_ERROR_FORKED,
                 "this process was forked after its parent had used CUDA; exec a program to use it here"
             )
         }
-        Life::Exiting => bail!(POOL_ERROR_SHUTTING_DOWN, "the process is exiting"),
+        ProcessState::Exiting => bail!(POOL_ERROR_SHUTTING_DOWN, "the process is exiting"),
     }
 }
 

@@ -198,7 +198,9 @@ fn refused(api: &Api, result: CuResult, call: &str) -> Status {
 pub fn status_of(api: &Api, result: CuResult, call: &str) -> Status {
     let status = match result {
         code::OUT_OF_MEMORY => Status::POOL_ERROR_OUT_OF_MEMORY,
-        code::NOT_INITIALIZED if lifecycle::life() == lifecycle::Life::Forked => Status::POOL_ERROR_FORKED,
+        code::NOT_INITIALIZED if lifecycle::process_state() == lifecycle::ProcessState::Forked => {
+            Status::POOL_ERROR_FORKED
+        }
         code::DEINITIALIZED => Status::POOL_ERROR_SHUTTING_DOWN,
         code::INVALID_CONTEXT | code::CONTEXT_IS_DESTROYED => Status::POOL_ERROR_CONTEXT_LOST,
         code::NOT_SUPPORTED => Status::POOL_ERROR_NOT_SUPPORTED,

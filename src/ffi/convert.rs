@@ -73,14 +73,14 @@ pub unsafe fn text_buffer<'a>(buf: *mut c_char, len: usize) -> &'a mut [u8] {
 ///
 /// # Safety
 /// `repr(C)`, the first field is `struct_size: usize`, every bit pattern is a value, and zero is one.
-pub unsafe trait Sized2: Copy {
+pub unsafe trait SizePrefixed: Copy {
     const NAME: &'static str;
 }
 
 macro_rules! crossing {
     ($($name:ident),*) => {$(
         // SAFETY: integers, raw pointers and arrays of them, in C layout, behind a size.
-        unsafe impl Sized2 for $name {
+        unsafe impl SizePrefixed for $name {
             const NAME: &'static str = stringify!($name);
         }
         const _: () = assert!(offset_of!($name, struct_size) == 0 && size_of::<$name>() <= MAX_STRUCT);
@@ -92,7 +92,7 @@ crossing!(pool_request, pool_block_info, pool_stats, pool_options, pool_oom_info
 ///
 /// # Safety
 /// `from` is NULL or points to at least a size.
-unsafe fn struct_size<T: Sized2>(from: *const T) -> Result<usize> {
+unsafe fn struct_size<T: SizePrefixed>(from: *const T) -> Result<usize> {
     if from.is_null() {
         bail!(POOL_ERROR_INVALID_ARGUMENT, "the {} is NULL", T::NAME);
     }
@@ -108,7 +108,7 @@ unsafe fn struct_size<T: Sized2>(from: *const T) -> Result<usize> {
 ///
 /// # Safety
 /// `from` is NULL or points to as many readable bytes as its `struct_size` says.
-unsafe fn in_struct<T: Sized2>(from: *const T) -> Result<T> {
+unsafe fn in_struct<T: SizePrefixed>(from: *const T) -> Result<T> {
     // SAFETY: the caller's promise.
     let size = unsafe { struct_size(from) }?;
     let known = size.min(size_of::<T>());
@@ -131,7 +131,7 @@ pub struct OutStruct<T> {
     size: usize,
 }
 
-impl<T: Sized2> OutStruct<T> {
+impl<T: SizePrefixed> OutStruct<T> {
     /// Zeroes all that the caller has room for, but the size.
     ///
     /// # Safety

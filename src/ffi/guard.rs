@@ -1,6 +1,6 @@
 //! The guard around every exported function: nothing unwinds into C.
 
-use crate::driver::lifecycle::{Life, life};
+use crate::driver::lifecycle::{ProcessState, process_state};
 use crate::error::{Result, Status, fail};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -21,7 +21,9 @@ pub fn guard_free(body: impl FnOnce() -> Result<()>) -> Status {
     match guard(body) {
         Status::POOL_OK => Status::POOL_OK,
         Status::POOL_ERROR_SHUTTING_DOWN => Status::POOL_OK,
-        Status::POOL_ERROR_DRIVER | Status::POOL_ERROR_CONTEXT_LOST if life() == Life::Exiting => {
+        Status::POOL_ERROR_DRIVER | Status::POOL_ERROR_CONTEXT_LOST
+            if process_state() == ProcessState::Exiting =>
+        {
             Status::POOL_OK
         }
         status => status,

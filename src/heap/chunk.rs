@@ -140,47 +140,47 @@ struct Cursor {
 
 impl Heap {
     /// Adds address space with nothing mapped. `off` and `len` are multiples of [`PAGE`].
-    pub fn add_hole(&mut self, off: u64, len: u64) -> Result<(), NoHostMemory> {
+    pub fn add_unmapped(&mut self, off: u64, len: u64) -> Result<(), NoHostMemory> {
         self.nodes.reserve(1)?;
         self.pages.reserve_start(off)?;
-        let id = self.nodes.take(Node { off, len, kind: Kind::Hole, ..Node::BLANK });
+        let id = self.nodes.take(Node { off, len, kind: Kind::Unmapped, ..Node::BLANK });
         self.pages.set_start(off, id);
-        self.holes.insert(&mut self.nodes, id);
+        self.unmapped.insert(&mut self.nodes, id);
         Ok(())
     }
 
     /// Counts memory that the driver neither lets be used nor takes back.
-    pub fn add_debris(&mut self, len: u64) {
-        self.debris = self.debris.saturating_add(len);
+    pub fn add_unreclaimable(&mut self, len: u64) {
+        self.unreclaimable = self.unreclaimable.saturating_add(len);
         self.bytes.overhead = self.bytes.overhead.saturating_add(len);
         self.bytes.mapped = self.bytes.mapped.saturating_add(len);
         self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
     }
 
-    pub fn remove_debris(&mut self, len: u64) {
-        self.debris = self.debris.saturating_sub(len);
+    pub fn remove_unreclaimable(&mut self, len: u64) {
+        self.unreclaimable = self.unreclaimable.saturating_sub(len);
         self.bytes.overhead = self.bytes.overhead.saturating_sub(len);
         self.bytes.mapped = self.bytes.mapped.saturating_sub(len);
     }
 
-    pub(super) fn insert_hole(&mut self, id: NodeId) {
+    pub(super) fn insert_unmapped(&mut self, id: NodeId) {
         let mut id = id;
-        self.nodes.at(id).kind = Kind::Hole;
+        self.nodes.at(id).kind = Kind::Unmapped;
         let prev = self.nodes.get(id).prev;
-        if prev != NIL && self.nodes.get(prev).kind == Kind::Hole {
-            self.holes.remove(&mut self.nodes, prev);
-            self.join_holes(prev);
+        if prev != NIL && self.nodes.get(prev).kind == Kind::Unmapped {
+            self.unmapped.remove(&mut self.nodes, prev);
+            self.join_unmapped(prev);
             id = prev;
         }
         let next = self.nodes.get(id).next;
-        if next != NIL && self.nodes.get(next).kind == Kind::Hole {
-            self.holes.remove(&mut self.nodes, next);
-            self.join_holes(id);
+        if next != NIL && self.nodes.get(next).kind == Kind::Unmapped {
+            self.unmapped.remove(&mut self.nodes, next);
+            self.join_unmapped(id);
         }
-        self.holes.insert(&mut self.nodes, id);
+        self.unmapped.insert(&mut self.nodes, id);
     }
 
-    fn join_holes(&mut self, id: NodeId) {
+    fn join_unmapped(&mut self, id: NodeId) {
         let next = self.nodes.get(id).next;
         let Node { off, len, next: after, .. } = *self.nodes.get(next);
         self.pages.set_start(off, NIL);
@@ -200,7 +200,7 @@ impl Heap {
         off: u64,
         len: u64,
         token: u64,
-        own: Option<super::BlockInfo>,
+        own: Option<super::BlockMeta>,
     ) -> Result<(), NoHostMemory> {
         self.nodes.reserve(1)?;
         self.pages.reserve_start(off)?;
@@ -386,19 +386,19 @@ impl Heap {
 
     /// The chunk was unmapped: its range is a hole. Where the region is this one chunk, the region is gone.
     pub fn commit_unmap(&mut self, busy: NodeId, chunk: u32) {
-        self.strand(busy, chunk);
+        self.defer_unmap(busy, chunk);
         let Node { off, prev, next, .. } = *self.nodes.get(busy);
         if prev == NIL && next == NIL {
             self.pages.set_start(off, NIL);
             self.nodes.give(busy);
         } else {
             self.nodes.at(busy).flags = 0;
-            self.insert_hole(busy);
+            self.insert_unmapped(busy);
         }
     }
 
-    /// The chunk is no use any more, but its range is not a hole yet: it stays busy until [`Heap::abandon`].
-    pub fn strand(&mut self, busy: NodeId, chunk: u32) {
+    /// The chunk is no use any more, but its range is not a hole yet: it stays busy until [`Heap::finish_unmap`].
+    pub fn defer_unmap(&mut self, busy: NodeId, chunk: u32) {
         self.end_busy(busy);
         let Node { len, off, .. } = *self.nodes.get(busy);
         self.bytes.mapped = self.bytes.mapped.saturating_sub(len);

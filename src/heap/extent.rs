@@ -2,52 +2,52 @@
 
 use super::bins::fits;
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
-use super::{HOLDS_CHUNK, Heap, PAGE, QUANTUM, SLAB_HOME, block_flags};
+use super::{HOLDS_CHUNK, Heap, PAGE, QUANTUM, SLAB_PAGE, block_flags};
 use crate::error::NoHostMemory;
 
 impl Heap {
     /// Keeps a freed extent as it is, in case the next request of `stream` is of its size.
-    pub(super) fn park(&mut self, id: NodeId, stream: StreamId) {
-        self.unpark(stream);
+    pub(super) fn keep_last_freed(&mut self, id: NodeId, stream: StreamId) {
+        self.flush_last_freed(stream);
         let node = self.nodes.at(id);
-        node.kind = Kind::Parked;
+        node.kind = Kind::LastFreed;
         node.stream = stream;
         if let Some(queue) = self.queues.get_mut(stream as usize) {
-            (queue.parked, queue.parked_len) = (id, node.len);
+            (queue.last_freed, queue.last_freed_len) = (id, node.len);
         }
     }
 
-    /// Lets the parked extent of the stream coalesce.
-    pub(super) fn unpark(&mut self, stream: StreamId) {
-        self.unpark_for(stream, stream);
+    /// Lets the last_freed extent of the stream coalesce.
+    pub(super) fn flush_last_freed(&mut self, stream: StreamId) {
+        self.flush_last_freed_for(stream, stream);
     }
 
-    fn unpark_for(&mut self, stream: StreamId, whose: StreamId) {
+    fn flush_last_freed_for(&mut self, stream: StreamId, whose: StreamId) {
         let Some(queue) = self.queues.get_mut(stream as usize) else { return };
-        let id = core::mem::replace(&mut queue.parked, NIL);
-        queue.parked_len = 0;
+        let id = core::mem::replace(&mut queue.last_freed, NIL);
+        queue.last_freed_len = 0;
         if id != NIL {
             self.release_extent(id, whose);
         }
     }
 
-    /// Makes the parked extent everyone's if it was freed no later than `done`.
-    pub(super) fn settle_parked(&mut self, stream: StreamId, done: u64) {
+    /// Makes the last_freed extent everyone's if it was freed no later than `done`.
+    pub(super) fn retire_last_freed(&mut self, stream: StreamId, done: u64) {
         let Some(queue) = self.queues.get(stream as usize) else { return };
-        if queue.parked != NIL && self.nodes.get(queue.parked).seq <= done {
-            self.unpark_for(stream, SHARED);
+        if queue.last_freed != NIL && self.nodes.get(queue.last_freed).seq <= done {
+            self.flush_last_freed_for(stream, SHARED);
         }
     }
 
-    /// The parked extent, if it is of `len` bytes and just where a search would put a request of `len` bytes once the extent has
+    /// The last_freed extent, if it is of `len` bytes and just where a search would put a request of `len` bytes once the extent has
     /// coalesced. So parking saves time, and changes nothing else.
     #[inline]
-    pub(super) fn take_parked(&mut self, stream: StreamId, len: u64) -> Option<NodeId> {
+    pub(super) fn take_last_freed(&mut self, stream: StreamId, len: u64) -> Option<NodeId> {
         let queue = self.queues.get(stream as usize)?;
-        if queue.parked_len != len {
+        if queue.last_freed_len != len {
             return None;
         }
-        let id = queue.parked;
+        let id = queue.last_freed;
         let node = self.nodes.get(id);
         if self.merges(node.prev, id) {
             return None;
@@ -62,7 +62,7 @@ impl Heap {
             }
         }
         let queue = self.queues.get_mut(stream as usize)?;
-        (queue.parked, queue.parked_len) = (NIL, 0);
+        (queue.last_freed, queue.last_freed_len) = (NIL, 0);
         Some(id)
     }
 
@@ -86,9 +86,9 @@ impl Heap {
         }
         let mut id = self.coalesce(id);
         let node = self.nodes.at(id);
-        if node.flags & SLAB_HOME != 0 && node.len >= PAGE {
+        if node.flags & SLAB_PAGE != 0 && node.len >= PAGE {
             // No slab is left here: it is ordinary memory again.
-            node.flags &= !SLAB_HOME;
+            node.flags &= !SLAB_PAGE;
             id = self.coalesce(id);
         }
         self.relink(id);
@@ -129,8 +129,8 @@ impl Heap {
         let (a, b) = (self.nodes.get(neighbour), self.nodes.get(id));
         a.kind == Kind::Free
             && a.flags & block_flags::OWN_ALLOCATION == 0
-            && a.flags & SLAB_HOME == b.flags & SLAB_HOME
-            && (a.flags & SLAB_HOME == 0 || a.off / PAGE == b.off / PAGE)
+            && a.flags & SLAB_PAGE == b.flags & SLAB_PAGE
+            && (a.flags & SLAB_PAGE == 0 || a.off / PAGE == b.off / PAGE)
             && (a.stream == b.stream || (self.merge_all && (a.stream == SHARED || b.stream == SHARED)))
     }
 
@@ -225,12 +225,12 @@ impl Heap {
     }
 
     /// The same out of the homes of slabs.
-    pub(super) fn take_from_homes(
+    pub(super) fn take_from_slab_pages(
         &mut self,
         stream: StreamId,
         len: u64,
     ) -> Result<Option<NodeId>, NoHostMemory> {
-        self.take_from(stream, len, QUANTUM, SLAB_HOME)
+        self.take_from(stream, len, QUANTUM, SLAB_PAGE)
     }
 
     fn take_from(
@@ -241,7 +241,7 @@ impl Heap {
         flags: u8,
     ) -> Result<Option<NodeId>, NoHostMemory> {
         let find = |s: StreamId| {
-            let at = usize::from(flags & SLAB_HOME != 0);
+            let at = usize::from(flags & SLAB_PAGE != 0);
             let bins = self.queues.get(s as usize)?.bins.get(at)?;
             let (rank, id) = bins.best(&self.nodes, len, align)?;
             Some((rank.0, s != stream, id))
@@ -280,7 +280,7 @@ impl Heap {
 
     /// Joins neighbouring free extents of `stream` and of everyone, where together they hold the request.
     /// They stay apart otherwise, so that memory that is everyone's remains so.
-    pub fn stitch(&mut self, stream: StreamId, len: u64, align: u64) -> bool {
+    pub fn coalesce_across_streams(&mut self, stream: StreamId, len: u64, align: u64) -> bool {
         if stream == SHARED || self.merge_all {
             return false;
         }
@@ -291,7 +291,7 @@ impl Heap {
         let mut seen = 0;
         for head in heads {
             let mut id = head;
-            while id != NIL && seen < STITCH_SCAN {
+            while id != NIL && seen < COALESCE_SCAN {
                 let (first, off, end) = self.run_around(id, stream);
                 if self.usable(id, stream) && fits(off, end.saturating_sub(off), len, align.max(QUANTUM)) {
                     self.claim_run(first, end, stream);
@@ -308,7 +308,7 @@ impl Heap {
     pub(super) fn usable(&self, id: NodeId, stream: StreamId) -> bool {
         let node = self.nodes.get(id);
         node.kind == Kind::Free
-            && node.flags & (block_flags::OWN_ALLOCATION | SLAB_HOME) == 0
+            && node.flags & (block_flags::OWN_ALLOCATION | SLAB_PAGE) == 0
             && (node.stream == stream || node.stream == SHARED)
     }
 
@@ -316,11 +316,11 @@ impl Heap {
     fn run_around(&self, id: NodeId, stream: StreamId) -> (NodeId, u64, u64) {
         let (mut first, mut last) = (id, id);
         let mut steps = 0;
-        while steps < STITCH_SCAN && self.usable(self.nodes.get(first).prev, stream) {
+        while steps < COALESCE_SCAN && self.usable(self.nodes.get(first).prev, stream) {
             steps += 1;
             first = self.nodes.get(first).prev;
         }
-        while steps < 2 * STITCH_SCAN && self.usable(self.nodes.get(last).next, stream) {
+        while steps < 2 * COALESCE_SCAN && self.usable(self.nodes.get(last).next, stream) {
             steps += 1;
             last = self.nodes.get(last).next;
         }
@@ -343,5 +343,5 @@ impl Heap {
     }
 }
 
-/// How many extents [`Heap::stitch`] looks at in each age list; a limit on the work of one miss.
-const STITCH_SCAN: usize = 256;
+/// How many extents [`Heap::coalesce_across_streams`] looks at in each age list; a limit on the work of one miss.
+const COALESCE_SCAN: usize = 256;

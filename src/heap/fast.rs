@@ -1,4 +1,4 @@
-//! The fast path: a request that the stream's own slab or its parked extent serves, and the free that puts it
+//! The fast path: a request that the stream's own slab or its last_freed extent serves, and the free that puts it
 //! back. Everything else is answered with "no" and goes the general way, which does the same and more.
 //!
 //! The budget is the time of one uncontended mutex for each of the two; `make bench` has the figures.
@@ -6,7 +6,7 @@
 use super::node::{Kind, NIL, StreamId};
 use super::size::{MAX_SMALL, QUANTUM, UNIT, class_of, round_up};
 use super::slab::State;
-use super::{BlockInfo, Heap, block_flags};
+use super::{BlockMeta, Heap, block_flags};
 
 /// What a block must not be for its free to be simple.
 const NOT_SIMPLE: u8 = block_flags::USED_ELSEWHERE | block_flags::USED_ON_OWN | block_flags::OWN_ALLOCATION;
@@ -14,7 +14,7 @@ const NOT_SIMPLE: u8 = block_flags::USED_ELSEWHERE | block_flags::USED_ON_OWN | 
 impl Heap {
     /// Allocates `len` bytes (not 0) at the default alignment, if that needs no search. `info` has no owner.
     #[inline]
-    pub fn allocate_fast(&mut self, stream: StreamId, len: u64, info: BlockInfo) -> Option<u64> {
+    pub fn allocate_fast(&mut self, stream: StreamId, len: u64, info: BlockMeta) -> Option<u64> {
         let queue = self.queues.get_mut(stream as usize)?;
         if len <= MAX_SMALL {
             let slab = self.slabs.at(*queue.slabs.get(class_of(len))?)?;
@@ -38,7 +38,7 @@ impl Heap {
             return Some(off);
         }
         let size = round_up(len, QUANTUM)?;
-        let id = self.take_parked(stream, size)?;
+        let id = self.take_last_freed(stream, size)?;
         Some(self.hand_out(id, info))
     }
 
@@ -53,13 +53,13 @@ impl Heap {
         let queue = self.queues.get_mut(stream as usize)?;
         if node.kind == Kind::Used {
             let simple = node.off == off && node.flags & NOT_SIMPLE == 0 && node.owner == 0;
-            if !simple || queue.parked != NIL {
+            if !simple || queue.last_freed != NIL {
                 return None;
             }
-            (queue.parked, queue.parked_len) = (id, node.len);
+            (queue.last_freed, queue.last_freed_len) = (id, node.len);
             self.seq = self.seq.wrapping_add(1);
-            queue.last_free = self.seq;
-            node.kind = Kind::Parked;
+            queue.last_free_seq = self.seq;
+            node.kind = Kind::LastFreed;
             node.stream = stream;
             node.seq = self.seq;
             let (len, requested) = (node.len, node.requested);
@@ -90,7 +90,7 @@ impl Heap {
         *slab.bits.get_mut(at >> 6)? |= 1 << (at & 63);
         slab.free = slab.free.wrapping_add(1);
         self.seq = self.seq.wrapping_add(1);
-        queue.last_free = self.seq;
+        queue.last_free_seq = self.seq;
         slab.seq = self.seq;
         let len = slab.block_len;
         self.bytes.cached = self.bytes.cached.wrapping_add(len);

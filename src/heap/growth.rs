@@ -9,7 +9,7 @@ use super::{Heap, PAGE, QUANTUM};
 use crate::error::NoHostMemory;
 
 /// How many holes of each kind are compared, once one serves; a limit on the work of one growth.
-const HOLE_SCAN: usize = 256;
+const UNMAPPED_SCAN: usize = 256;
 /// How many extents before a hole a request may begin; a limit for the same reason.
 const RUN_SCAN: usize = 32;
 
@@ -49,7 +49,7 @@ impl Heap {
         // those that need what lies beside them, largest first.
         for above in [true, false] {
             let mut seen = 0;
-            self.holes.visit(&self.nodes, len, above, |hole| {
+            self.unmapped.visit(&self.nodes, len, above, |hole| {
                 // Candidates: the request begins at the start of one of the extents before the hole that are free or holes.
                 let (mut first, mut steps) = (hole, 0);
                 loop {
@@ -66,7 +66,7 @@ impl Heap {
                     first = before;
                 }
                 seen += 1;
-                seen < HOLE_SCAN || best.2 == NIL
+                seen < UNMAPPED_SCAN || best.2 == NIL
             });
         }
         if best.2 == NIL { Ok(None) } else { self.plan_from(best.2, stream, len, align).map(Some) }
@@ -74,7 +74,7 @@ impl Heap {
 
     /// Whether a request of `stream` may lie in the extent, once it is mapped.
     fn mappable(&self, id: NodeId, stream: StreamId) -> bool {
-        id != NIL && (self.nodes.get(id).kind == Kind::Hole || self.usable(id, stream))
+        id != NIL && (self.nodes.get(id).kind == Kind::Unmapped || self.usable(id, stream))
     }
 
     /// The part of a hole that must be mapped for the range.
@@ -92,7 +92,7 @@ impl Heap {
         let end = start.checked_add(len)?;
         let mut need = 0u64;
         loop {
-            if node.kind == Kind::Hole {
+            if node.kind == Kind::Unmapped {
                 need = need.saturating_add(Self::part_of(node, start, end).1);
             }
             if node.end() >= end {
@@ -118,7 +118,7 @@ impl Heap {
         let end = start.saturating_add(len);
         while id != NIL && self.mappable(id, stream) {
             let node = self.nodes.get(id);
-            if node.kind == Kind::Hole {
+            if node.kind == Kind::Unmapped {
                 let (off, len) = Self::part_of(node, start, end);
                 if len > 0 && off < end {
                     plan.parts.try_reserve(1).map_err(|_| NoHostMemory)?;
@@ -154,15 +154,15 @@ impl Heap {
         for part in &mut plan.parts {
             let hole = *self.nodes.get(part.node);
             let end = part.off.saturating_add(part.len);
-            self.holes.remove(&mut self.nodes, part.node);
+            self.unmapped.remove(&mut self.nodes, part.node);
             if part.off > hole.off {
                 let rest = part.node;
                 part.node = self.cut(rest, part.off);
-                self.holes.insert(&mut self.nodes, rest);
+                self.unmapped.insert(&mut self.nodes, rest);
             }
             if end < hole.end() {
                 let rest = self.cut(part.node, end);
-                self.holes.insert(&mut self.nodes, rest);
+                self.unmapped.insert(&mut self.nodes, rest);
             }
             self.nodes.at(part.node).kind = Kind::Busy;
         }
@@ -212,12 +212,12 @@ impl Heap {
     pub fn abort_map(&mut self, plan: &Growth) {
         self.return_frees(plan);
         for part in &plan.parts {
-            self.insert_hole(part.node);
+            self.insert_unmapped(part.node);
         }
     }
 
     /// The growth failed, but its parts cannot be used: the free extents are what they were, the parts stay busy until
-    /// [`Heap::abandon`].
+    /// [`Heap::finish_unmap`].
     pub fn return_frees(&mut self, plan: &Growth) {
         self.chunks.break_promise(plan.promised);
         for id in &plan.frees {
@@ -228,7 +228,7 @@ impl Heap {
     }
 
     /// A range that could not be unmapped was, after all.
-    pub fn abandon(&mut self, busy: NodeId) {
-        self.insert_hole(busy);
+    pub fn finish_unmap(&mut self, busy: NodeId) {
+        self.insert_unmapped(busy);
     }
 }

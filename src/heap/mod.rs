@@ -37,7 +37,7 @@ use slab::Slabs;
 
 /// What the heap keeps for a block on the caller's behalf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct BlockInfo {
+pub struct BlockMeta {
     /// Bytes that the caller asked for.
     pub requested: u64,
     /// The stream it was allocated on, as the caller named it.
@@ -62,7 +62,7 @@ pub mod block_flags {
 
 /// Flag of extents in a slab home: a page that serves slabs only. Slabs live long and are small; wherever they like they would keep
 /// a page each from becoming idle.
-const SLAB_HOME: u8 = 0x80;
+const SLAB_PAGE: u8 = 0x80;
 /// Flag of free extents in which a whole chunk lies, as they were when they were listed.
 const HOLDS_CHUNK: u8 = 0x40;
 
@@ -73,7 +73,7 @@ pub struct Block {
     pub off: u64,
     /// Usable bytes.
     pub len: u64,
-    pub info: BlockInfo,
+    pub info: BlockMeta,
     /// Whose memory it is cut from: for a small block the stream of its slab.
     pub stream: StreamId,
     place: Place,
@@ -121,8 +121,8 @@ struct Queue {
     /// The other free extents.
     parts: AgeList,
     /// The extent freed last, if it has not coalesced yet, and its length.
-    parked: NodeId,
-    parked_len: u64,
+    last_freed: NodeId,
+    last_freed_len: u64,
     /// For each size class the slabs with room, and the last of them: only that one can be wholly free, because a slab is kept
     /// when it becomes so only if it is alone, and others are put before it.
     slabs: [u32; CLASSES],
@@ -130,7 +130,7 @@ struct Queue {
     /// Slabs of any fill.
     slab_count: usize,
     /// The count of frees when last one was freed on it.
-    last_free: u64,
+    last_free_seq: u64,
     /// Free extents that are out of the lists while a thread maps or unmaps.
     busy: usize,
 }
@@ -143,11 +143,11 @@ pub struct Heap {
     slabs: Slabs,
     queues: Vec<Queue>,
     /// Address space that is not mapped.
-    holes: Bins,
+    unmapped: Bins,
     /// Blocks freed device-ordered, oldest first.
     pending: AgeList,
     /// A slab may be cut from any extent: there is no page for a home.
-    pub scatter: bool,
+    pub slab_anywhere: bool,
     /// Counts frees; the age of free memory is told in it.
     seq: u64,
     /// With one stream in the arena everything idle is that stream's, and coalesces as such.
@@ -155,7 +155,7 @@ pub struct Heap {
     /// Idle memory stays where it is: nothing is collected of it.
     pub pinned: bool,
     /// Bytes that the driver neither lets be used nor takes back; part of the overhead.
-    debris: u64,
+    unreclaimable: u64,
     bytes: Bytes,
 }
 
@@ -170,19 +170,19 @@ impl Queue {
             whole: AgeList::EMPTY,
             own: AgeList::EMPTY,
             parts: AgeList::EMPTY,
-            parked: NIL,
-            parked_len: 0,
+            last_freed: NIL,
+            last_freed_len: 0,
             slabs: [NIL; CLASSES],
             last_slabs: [NIL; CLASSES],
             slab_count: 0,
-            last_free: 0,
+            last_free_seq: 0,
             busy: 0,
         })
     }
 
     /// The bins that an extent with these flags is in.
     fn bins_for(&mut self, flags: u8) -> Option<&mut Bins> {
-        self.bins.get_mut(usize::from(flags & SLAB_HOME != 0))
+        self.bins.get_mut(usize::from(flags & SLAB_PAGE != 0))
     }
 
     /// The list of free extents with these flags.
@@ -200,7 +200,7 @@ impl Queue {
 
     fn is_empty(&self) -> bool {
         let held = self.slab_count.saturating_add(self.busy);
-        self.parked == NIL && held == 0 && self.bins.iter().all(Bins::is_empty)
+        self.last_freed == NIL && held == 0 && self.bins.iter().all(Bins::is_empty)
     }
 }
 
@@ -212,13 +212,13 @@ impl Heap {
             chunks: Chunks::new(),
             slabs: Slabs::new(),
             queues: Vec::new(),
-            holes: Bins::new(),
+            unmapped: Bins::new(),
             pending: AgeList::EMPTY,
             seq: 0,
             merge_all: false,
             pinned: false,
-            scatter: false,
-            debris: 0,
+            slab_anywhere: false,
+            unreclaimable: 0,
             bytes: Bytes::default(),
         };
         heap.add_stream()?; // SHARED
@@ -233,14 +233,14 @@ impl Heap {
     }
 
     /// The count of frees when a block was last freed on `stream`.
-    pub fn last_free(&self, stream: StreamId) -> u64 {
-        self.queues.get(stream as usize).map_or(0, |queue| queue.last_free)
+    pub fn last_free_seq(&self, stream: StreamId) -> u64 {
+        self.queues.get(stream as usize).map_or(0, |queue| queue.last_free_seq)
     }
 
     /// Forgets a stream that holds nothing, so that its id can serve another.
     pub fn reset_stream(&mut self, stream: StreamId) {
         if let Some(queue) = self.queues.get_mut(stream as usize) {
-            queue.last_free = 0;
+            queue.last_free_seq = 0;
         }
     }
 
@@ -249,7 +249,7 @@ impl Heap {
         self.bytes.live_peak = self.bytes.live;
         self.bytes.mapped_peak = self.bytes.mapped;
         self.merge_all = false;
-        self.scatter = false;
+        self.slab_anywhere = false;
     }
 
     /// Notes what was mapped for a moment while a growth failed.
@@ -283,7 +283,7 @@ impl Heap {
         stream: StreamId,
         len: u64,
         align: u64,
-        info: BlockInfo,
+        info: BlockMeta,
     ) -> Result<Option<u64>, NoHostMemory> {
         if len <= MAX_SMALL && align <= UNIT {
             return self.allocate_small(stream, len, info);
@@ -291,7 +291,7 @@ impl Heap {
         let Some(len) = round_up(len, QUANTUM) else {
             return Ok(None);
         };
-        self.unpark(stream);
+        self.flush_last_freed(stream);
         Ok(self.take_extent(stream, len, align.max(QUANTUM))?.map(|id| self.hand_out(id, info)))
     }
 
@@ -304,7 +304,7 @@ impl Heap {
     }
 
     #[inline]
-    fn hand_out(&mut self, id: NodeId, info: BlockInfo) -> u64 {
+    fn hand_out(&mut self, id: NodeId, info: BlockMeta) -> u64 {
         let node = self.nodes.at(id);
         node.kind = Kind::Used;
         node.requested = info.requested;
@@ -339,7 +339,7 @@ impl Heap {
         match node.kind {
             Kind::Used if node.off == off => Ok(self.extent_block(id)),
             // Only where a block has been: not at the start of what never was one.
-            Kind::Free | Kind::Parked | Kind::Pending if node.off == off && node.requested > 0 => {
+            Kind::Free | Kind::LastFreed | Kind::Pending if node.off == off && node.requested > 0 => {
                 Err(NotLive::Freed)
             }
             Kind::Slab => self.slab_block(id, off, true),
@@ -363,7 +363,7 @@ impl Heap {
         Block {
             off: node.off,
             len: node.len,
-            info: BlockInfo {
+            info: BlockMeta {
                 requested: node.requested,
                 handle: node.handle,
                 owner: node.owner,
@@ -375,10 +375,10 @@ impl Heap {
     }
 
     /// Sets a flag of a live block.
-    pub fn mark(&mut self, block: &Block, flag: u8) {
+    pub fn set_flag(&mut self, block: &Block, flag: u8) {
         match block.place {
             Place::Extent(id) => self.nodes.at(id).flags |= flag,
-            Place::Slab { slab, index } => self.slabs.mark(slab, index, flag),
+            Place::Slab { slab, index } => self.slabs.set_flag(slab, index, flag),
         }
     }
 
@@ -387,7 +387,7 @@ impl Heap {
     pub fn free_on(&mut self, block: &Block, stream: StreamId) {
         let seq = self.next_seq();
         if let Some(queue) = self.queues.get_mut(stream as usize) {
-            queue.last_free = seq;
+            queue.last_free_seq = seq;
         }
         match block.place {
             Place::Extent(id) => {
@@ -397,7 +397,7 @@ impl Heap {
                 if block.info.flags & block_flags::OWN_ALLOCATION != 0 {
                     self.release_extent(id, stream);
                 } else {
-                    self.park(id, stream);
+                    self.keep_last_freed(id, stream);
                 }
             }
             Place::Slab { slab, index } => self.free_small(slab, index, stream),
@@ -448,11 +448,11 @@ impl Heap {
     }
 
     /// Memory that `stream` freed up to `done` is finished with: it becomes everyone's.
-    pub fn settle(&mut self, stream: StreamId, done: u64) {
+    pub fn retire(&mut self, stream: StreamId, done: u64) {
         if stream == SHARED {
             return;
         }
-        self.settle_parked(stream, done);
+        self.retire_last_freed(stream, done);
         let count = self.queues.get(stream as usize).map_or(0, |queue| queue.age_lists().len());
         for list in 0..count {
             loop {
@@ -467,9 +467,9 @@ impl Heap {
         }
     }
 
-    /// Lets the slabs of `stream` that are wholly free, and its parked extents, coalesce.
+    /// Lets the slabs of `stream` that are wholly free, and its last_freed extents, coalesce.
     pub fn flush(&mut self, stream: StreamId) {
-        self.unpark(stream);
+        self.flush_last_freed(stream);
         self.release_empty_slabs(stream);
     }
 

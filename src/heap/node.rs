@@ -22,11 +22,11 @@ pub enum Kind {
     #[default]
     Blank,
     /// Address space with no memory mapped.
-    Hole,
+    Unmapped,
     /// Idle memory, in the bins of its stream.
     Free,
     /// Idle memory, the last that its stream freed, in no bin: it coalesces when the stream's next call wants something else.
-    Parked,
+    LastFreed,
     /// A block in a caller's hands.
     Used,
     /// A block freed, but not known to be finished with on the device.
@@ -53,7 +53,7 @@ pub struct Node {
     /// Neighbours by age among the free nodes of a stream, or among the pending ones.
     pub age_prev: NodeId,
     pub age_next: NodeId,
-    /// Free, parked: who may use it. Slab: whose it is.
+    /// Free, last_freed: who may use it. Slab: whose it is.
     pub stream: StreamId,
     /// Slab: its index.
     pub slab: u32,

@@ -6,7 +6,7 @@
 
 use super::node::{Kind, NIL, Node, NodeId, StreamId};
 use super::size::{MAX_SLAB_BLOCKS, QUANTUM, UNIT, class_of, class_size, slab_blocks};
-use super::{Block, BlockInfo, Heap, NotLive, PAGE, Place, SLAB_HOME};
+use super::{Block, BlockMeta, Heap, NotLive, PAGE, Place, SLAB_PAGE};
 use crate::error::NoHostMemory;
 
 const WORDS: usize = (MAX_SLAB_BLOCKS / 64) as usize;
@@ -107,7 +107,7 @@ impl Slabs {
         self.get(slab).map_or(0, |s| s.class)
     }
 
-    pub fn mark(&mut self, slab: u32, index: u32, flag: u8) {
+    pub fn set_flag(&mut self, slab: u32, index: u32, flag: u8) {
         if let Some(block) = self.block(slab, index) {
             block.flags |= flag;
         }
@@ -200,7 +200,7 @@ impl Heap {
         &mut self,
         stream: StreamId,
         len: u64,
-        info: BlockInfo,
+        info: BlockMeta,
     ) -> Result<Option<u64>, NoHostMemory> {
         let class = class_of(len);
         let head = self.queues.get(stream as usize).and_then(|q| q.slabs.get(class)).copied().unwrap_or(NIL);
@@ -216,7 +216,7 @@ impl Heap {
     }
 
     /// Hands out a block of a slab with room.
-    fn take_small(&mut self, index: u32, info: BlockInfo) -> Option<u64> {
+    fn take_small(&mut self, index: u32, info: BlockMeta) -> Option<u64> {
         let slab = self.slabs.at(index)?;
         let (w, word) = slab.bits.iter_mut().enumerate().find(|(_, word)| **word != 0)?;
         let bit = word.trailing_zeros() as usize;
@@ -260,7 +260,7 @@ impl Heap {
                     .map_err(|_| NoHostMemory)?;
             }
         }
-        self.unpark(stream);
+        self.flush_last_freed(stream);
         let Some(node) = self.take_for_slab(stream, len)? else {
             return Ok(None);
         };
@@ -310,11 +310,11 @@ impl Heap {
 
     /// An extent for a slab: in a home that has room, in a new home, or at worst anywhere.
     fn take_for_slab(&mut self, stream: StreamId, len: u64) -> Result<Option<NodeId>, NoHostMemory> {
-        if let Some(node) = self.take_from_homes(stream, len)? {
+        if let Some(node) = self.take_from_slab_pages(stream, len)? {
             return Ok(Some(node));
         }
         if let Some(home) = self.take_extent(stream, PAGE, PAGE)? {
-            self.nodes.at(home).flags = SLAB_HOME;
+            self.nodes.at(home).flags = SLAB_PAGE;
             // In no list it counts as free, so it can be cut; the rest goes to the bins of homes.
             let end = self.nodes.get(home).off.saturating_add(len);
             if self.nodes.reserve(1).and(self.pages.reserve_start(end)).is_err() {
@@ -326,7 +326,7 @@ impl Heap {
             self.insert_free(rest, stream);
             return Ok(Some(home));
         }
-        if self.scatter { self.take_extent(stream, len, QUANTUM) } else { Ok(None) }
+        if self.slab_anywhere { self.take_extent(stream, len, QUANTUM) } else { Ok(None) }
     }
 
     pub(super) fn slab_block(&self, id: NodeId, off: u64, exact: bool) -> Result<Block, NotLive> {
@@ -345,7 +345,7 @@ impl Heap {
         Ok(Block {
             off: slab.off.saturating_add(index.saturating_mul(len)),
             len,
-            info: BlockInfo {
+            info: BlockMeta {
                 requested: u64::from(small.requested),
                 handle: small.handle_or_seq,
                 owner: small.owner,
@@ -414,7 +414,7 @@ impl Heap {
         let node = self.nodes.at(slab.node);
         node.slab = NIL;
         node.requested = 0;
-        node.flags &= SLAB_HOME;
+        node.flags &= SLAB_PAGE;
         node.seq = slab.seq;
         self.release_extent(slab.node, slab.stream);
     }

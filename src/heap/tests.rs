@@ -8,7 +8,7 @@ const SPACE: u64 = 4 << 30;
 
 fn heap() -> Heap {
     let mut heap = Heap::new().unwrap();
-    heap.add_hole(0, SPACE).unwrap();
+    heap.add_unmapped(0, SPACE).unwrap();
     heap
 }
 
@@ -37,7 +37,7 @@ fn grow(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> bool {
 }
 
 fn take(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> Option<u64> {
-    let info = BlockInfo { requested: len, ..BlockInfo::default() };
+    let info = BlockMeta { requested: len, ..BlockMeta::default() };
     if align <= UNIT
         && let Some(off) = heap.allocate_fast(stream, len, info)
     {
@@ -47,7 +47,9 @@ fn take(heap: &mut Heap, stream: StreamId, len: u64, align: u64) -> Option<u64> 
         return Some(off);
     }
     let (extent, extent_align) = Heap::extent_for(len, align).unwrap();
-    if !heap.stitch(stream, extent, extent_align) && !grow(heap, stream, extent, extent_align) {
+    if !heap.coalesce_across_streams(stream, extent, extent_align)
+        && !grow(heap, stream, extent, extent_align)
+    {
         return None;
     }
     let off = heap.allocate(stream, len, align, info).unwrap();
@@ -219,7 +221,7 @@ fn run(ops: Vec<Op>, single: bool) {
             Op::Settle { stream: s, back } => {
                 device.advance(stream(s), heap.seq().saturating_sub(back));
                 if !single {
-                    heap.settle(s, device.done[s as usize]);
+                    heap.retire(s, device.done[s as usize]);
                 }
             }
             Op::Flush { stream: s } => heap.flush(stream(s)),
@@ -247,7 +249,7 @@ fn run(ops: Vec<Op>, single: bool) {
     heap.complete_pending(u64::MAX);
     for s in 0..4 {
         heap.flush(s);
-        heap.settle(s, u64::MAX);
+        heap.retire(s, u64::MAX);
     }
     heap.validate();
     (0..4).for_each(|s| device.advance(s, u64::MAX));
@@ -277,14 +279,14 @@ proptest! {
 fn a_stream_keeps_what_it_freed_until_it_is_settled() {
     let mut heap = heap();
     let (a, b) = (heap.add_stream().unwrap(), heap.add_stream().unwrap());
-    let info = BlockInfo::default();
+    let info = BlockMeta::default();
     let off = take(&mut heap, a, 8 * PAGE, UNIT).unwrap();
     heap.free_on(&heap.block_at(off).unwrap(), a);
     assert_eq!(heap.allocate(b, 8 * PAGE, UNIT, info), Ok(None));
     heap.flush(a);
-    heap.settle(a, heap.seq() - 1);
+    heap.retire(a, heap.seq() - 1);
     assert_eq!(heap.allocate(b, 8 * PAGE, UNIT, info), Ok(None));
-    heap.settle(a, heap.seq());
+    heap.retire(a, heap.seq());
     assert_eq!(heap.allocate(b, 8 * PAGE, UNIT, info), Ok(Some(off)));
 }
 
@@ -320,13 +322,13 @@ fn a_growth_uses_the_idle_end_of_what_is_mapped() {
 fn own_allocations_serve_no_other_request() {
     let mut heap = heap();
     let a = heap.add_stream().unwrap();
-    let info = BlockInfo { requested: PAGE, flags: block_flags::OWN_ALLOCATION, ..BlockInfo::default() };
+    let info = BlockMeta { requested: PAGE, flags: block_flags::OWN_ALLOCATION, ..BlockMeta::default() };
     heap.add_chunk_region(8 << 30, PAGE, 1, Some(info)).unwrap();
     heap.validate();
     let block = heap.block_at(8 << 30).unwrap();
     heap.free_on(&block, a);
     heap.validate();
-    assert_eq!(heap.allocate(a, PAGE, UNIT, BlockInfo::default()), Ok(None));
+    assert_eq!(heap.allocate(a, PAGE, UNIT, BlockMeta::default()), Ok(None));
     let mut device = Device::default();
     device.advance(a, u64::MAX);
     assert_eq!(shrink(&mut heap, 1, &device), PAGE);

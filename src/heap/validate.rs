@@ -5,13 +5,13 @@
 
 use super::node::{AgeList, Kind, NIL, SHARED, StreamId};
 use super::size::{PAGE, QUANTUM, class_size, slab_blocks};
-use super::{Bytes, Heap, SLAB_HOME, block_flags};
+use super::{Bytes, Heap, SLAB_PAGE, block_flags};
 
 pub fn validate(heap: &Heap) {
     let mut bytes = Bytes::default();
     let mut seen = 0;
     let mut holes = 0;
-    let (mut free, mut parked, mut pending) = (0, 0, 0);
+    let (mut free, mut last_freed, mut pending) = (0, 0, 0);
 
     for id in region_starts(heap) {
         let (mut id, mut last) = (id, NIL);
@@ -32,24 +32,27 @@ pub fn validate(heap: &Heap) {
                 let mergeable = before.kind == Kind::Free
                     && node.kind == Kind::Free
                     && !own
-                    && before.flags & SLAB_HOME == node.flags & SLAB_HOME
-                    && (node.flags & SLAB_HOME == 0 || before.off / PAGE == node.off / PAGE)
+                    && before.flags & SLAB_PAGE == node.flags & SLAB_PAGE
+                    && (node.flags & SLAB_PAGE == 0 || before.off / PAGE == node.off / PAGE)
                     && before.stream == node.stream;
                 assert!(!mergeable, "{before:?} and {node:?} should be one");
-                assert!(!(before.kind == Kind::Hole && node.kind == Kind::Hole), "two holes side by side");
+                assert!(
+                    !(before.kind == Kind::Unmapped && node.kind == Kind::Unmapped),
+                    "two holes side by side"
+                );
             }
-            if node.kind != Kind::Hole && node.kind != Kind::Busy {
+            if node.kind != Kind::Unmapped && node.kind != Kind::Busy {
                 bytes.mapped += node.len;
                 covered(heap, node.off, node.end());
             }
             match node.kind {
-                Kind::Hole => holes += 1,
+                Kind::Unmapped => holes += 1,
                 Kind::Free => {
                     free += 1;
                     bytes.cached += node.len;
                 }
-                Kind::Parked => {
-                    parked += 1;
+                Kind::LastFreed => {
+                    last_freed += 1;
                     bytes.cached += node.len;
                 }
                 Kind::Used => {
@@ -86,8 +89,8 @@ pub fn validate(heap: &Heap) {
     bytes.pending += waiting;
     bytes.cached -= live + waiting;
 
-    bytes.overhead += heap.debris;
-    bytes.mapped += heap.debris;
+    bytes.overhead += heap.unreclaimable;
+    bytes.mapped += heap.unreclaimable;
     assert_eq!(seen, heap.nodes.in_use(), "nodes are lost");
     // A busy extent that is being unmapped still counts as mapped and cached.
     let busy = heap.bytes.mapped - bytes.mapped;
@@ -107,8 +110,8 @@ pub fn validate(heap: &Heap) {
     assert_eq!(b.mapped, b.live + b.cached + b.pending + b.overhead, "the identity does not hold");
 
     let mut listed = 0;
-    heap.holes.for_each(&heap.nodes, |id| {
-        assert_eq!(heap.nodes.get(id).kind, Kind::Hole);
+    heap.unmapped.for_each(&heap.nodes, |id| {
+        assert_eq!(heap.nodes.get(id).kind, Kind::Unmapped);
         listed += 1;
     });
     assert_eq!(listed, holes, "holes are lost");
@@ -135,21 +138,21 @@ pub fn validate(heap: &Heap) {
         }
         for (at, bins) in queue.bins.iter().enumerate() {
             bins.for_each(&heap.nodes, |id| {
-                assert_eq!(usize::from(heap.nodes.get(id).flags & SLAB_HOME != 0), at);
+                assert_eq!(usize::from(heap.nodes.get(id).flags & SLAB_PAGE != 0), at);
                 assert_eq!(heap.nodes.get(id).kind, Kind::Free);
                 assert_eq!(heap.nodes.get(id).stream as usize, stream);
                 binned += 1;
             });
         }
-        if queue.parked != NIL {
-            assert_eq!(heap.nodes.get(queue.parked).kind, Kind::Parked);
-            assert_eq!(heap.nodes.get(queue.parked).len, queue.parked_len);
+        if queue.last_freed != NIL {
+            assert_eq!(heap.nodes.get(queue.last_freed).kind, Kind::LastFreed);
+            assert_eq!(heap.nodes.get(queue.last_freed).len, queue.last_freed_len);
             kept += 1;
         }
     }
     assert_eq!(aged, free, "free extents are in no age list");
     assert_eq!(binned + own, free, "free extents are in no bin");
-    assert_eq!(kept, parked, "parked extents are lost");
+    assert_eq!(kept, last_freed, "last_freed extents are lost");
     assert!(!heap.queues.is_empty() && SHARED == 0);
 }
 

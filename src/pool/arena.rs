@@ -9,11 +9,11 @@ use super::pools::PoolId;
 use super::report::Climb;
 use super::state::State;
 use super::{registry, waiters};
-use crate::arena::Mapper;
 use crate::driver::{Api, context, is_capturing, relaxed};
 use crate::error::{NoHostMemory, Result, Status, bail, fail};
-use crate::heap::{self, BlockInfo, NotLive, block_flags};
+use crate::heap::{self, BlockMeta, NotLive, block_flags};
 use crate::sync::lock::{Guard, Lock};
+use crate::vmem::Mapper;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// Blocks of this many bytes and more are worth an event when they are freed in an arena of several streams; smaller ones stay with
@@ -224,7 +224,7 @@ impl Arena {
 
     /// Whether the address is in a `cuMemAlloc` chunk of this arena.
     pub fn has_in_chunks(&self, address: u64) -> bool {
-        self.state.lock().regions.offset(address).is_some()
+        self.state.lock().addresses.offset(address).is_some()
     }
 
     /// Allocates on the stream of the arena's last call from what is idle. 0 where there is nothing, or the stream is another.
@@ -237,7 +237,7 @@ impl Arena {
         let mut state = self.lock()?;
         let Some(stream) = state.recall(key) else { return Ok(0) };
         let flags = block_flags::STREAM_ORDERED;
-        let info = BlockInfo { requested: size, handle: key.handle, owner: 0, flags };
+        let info = BlockMeta { requested: size, handle: key.handle, owner: 0, flags };
         let off = match state.heap.allocate_fast(stream, size, info) {
             Some(off) => off,
             // The search that follows needs no driver either.
@@ -247,7 +247,7 @@ impl Arena {
             },
         };
         state.counters.allocs = state.counters.allocs.wrapping_add(1);
-        Ok(state.regions.address(off))
+        Ok(state.addresses.address(off))
     }
 
     /// Allocates from what is idle, or climbs the ladder.
@@ -307,7 +307,7 @@ impl Arena {
             return self.free_foreign(api, address, key);
         }
         let mut state = self.lock()?;
-        let (off, _) = state.regions.offset(address).ok_or_else(|| not_a_block(address))?;
+        let (off, _) = state.addresses.offset(address).ok_or_else(|| not_a_block(address))?;
         let block = state.heap.block_at(off).map_err(|why| not_live(address, why))?;
         state.counters.frees = state.counters.frees.wrapping_add(1);
         let info = block.info;
@@ -344,10 +344,10 @@ impl Arena {
     /// The live block around `address`.
     pub fn query(&self, address: u64) -> Result<Found> {
         let state = self.lock()?;
-        let (off, floor) = state.regions.offset(address).ok_or_else(|| not_a_block(address))?;
+        let (off, floor) = state.addresses.offset(address).ok_or_else(|| not_a_block(address))?;
         let block = state.heap.block_around(off, floor).map_err(|_| not_a_block(address))?;
         Ok(Found {
-            base: state.regions.address(block.off),
+            base: state.addresses.address(block.off),
             requested: block.info.requested,
             usable: block.len,
             device: self.device(),
@@ -361,18 +361,18 @@ impl Arena {
     /// Notes that the block is used on a stream that its free will not name.
     pub fn use_elsewhere(&self, address: u64, key: StreamKey) -> Result<()> {
         let mut state = self.lock()?;
-        let (off, _) = state.regions.offset(address).ok_or_else(|| not_a_block(address))?;
+        let (off, _) = state.addresses.offset(address).ok_or_else(|| not_a_block(address))?;
         let block = state.heap.block_at(off).map_err(|why| not_live(address, why))?;
         let own = block.info.flags & block_flags::STREAM_ORDERED != 0 && block.info.handle == key.handle;
         // The per-thread stream's handle does not say whose it is, so a use of it always counts.
         let own = own && key.handle != super::order::PER_THREAD;
-        state.heap.mark(&block, if own { block_flags::USED_ON_OWN } else { block_flags::USED_ELSEWHERE });
+        state.heap.set_flag(&block, if own { block_flags::USED_ON_OWN } else { block_flags::USED_ELSEWHERE });
         Ok(())
     }
 }
 
 /// Whether a block freed on the stream of `key` must wait for more than that stream.
-fn waits_for_all(info: &BlockInfo, key: StreamKey) -> bool {
+fn waits_for_all(info: &BlockMeta, key: StreamKey) -> bool {
     let elsewhere = info.flags & block_flags::USED_ELSEWHERE != 0;
     elsewhere || (info.flags & block_flags::USED_ON_OWN != 0 && key.handle != info.handle)
 }

@@ -6,11 +6,11 @@
 use super::arena::{Arena, Want, host_oom};
 use super::registry;
 use super::state::State;
-use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
 use crate::error::{NoHostMemory, Result, Status, bail};
 use crate::heap::{Chunk, Growth, Heap, NIL, NodeId, PAGE, Part, QUANTUM, round_up};
 use crate::logging::log_line;
+use crate::vmem::{Calls, ChunkOp, UndoFailure, Unreclaimable};
 
 /// A growth is made of about this many chunks at most. The driver's cost goes with their number, but a chunk is only given up whole, and a small
 /// survivor traps all of it.
@@ -25,7 +25,7 @@ const SHARED_MOST: u64 = 2 << 20;
 const SHARED_CHUNK: u64 = 16 << 20;
 
 /// Room made before every operation that may leave debris, for as many threads as may be in one at once; failed moves leave two.
-pub(super) const ROOM_FOR_DEBRIS: usize = 64;
+pub(super) const ROOM_FOR_UNRECLAIMABLE: usize = 64;
 
 /// What became of an attempt to get more memory.
 pub(super) enum Attempt {
@@ -111,10 +111,10 @@ impl Arena {
         }
         // The moved pieces come in the order of `moved`, whatever lies between them.
         for ((chunk, node), piece) in moved.iter().zip(pieces.iter().filter(|p| p.from != 0)) {
-            if piece.left == Left::Stuck {
-                state.heap.strand(*node, *chunk);
+            if piece.left == UndoFailure::Stuck {
+                state.heap.defer_unmap(*node, *chunk);
                 state.keep_stuck(*piece, *node);
-            } else if placed.is_ok() || piece.left != Left::Nothing {
+            } else if placed.is_ok() || piece.left != UndoFailure::Nothing {
                 state.heap.commit_unmap(*node, *chunk);
             } else {
                 state.heap.abort_unmap(*node);
@@ -122,7 +122,7 @@ impl Arena {
         }
         if let Err(status) = placed {
             state.heap.note_mapped(calls.created);
-            state.bury(plan, pieces);
+            state.book_failure(plan, pieces);
             let refused = status == Status::POOL_ERROR_OUT_OF_MEMORY;
             return if refused { Ok(Attempt::Refused(Why::Device)) } else { Err(status) };
         }
@@ -154,7 +154,7 @@ impl Arena {
                     why = bound;
                     continue;
                 }
-                state.regions.reserve(len).map_err(host_oom)?;
+                state.addresses.reserve(len).map_err(host_oom)?;
                 state.growing = state.growing.saturating_add(len);
             }
             let mut calls = Calls::default();
@@ -194,7 +194,7 @@ impl Arena {
                         return Err(self.lost_error());
                     }
                     if freed.is_err() {
-                        state.heap.add_debris(len);
+                        state.heap.add_unreclaimable(len);
                     }
                     return Err(status);
                 }
@@ -209,7 +209,7 @@ struct Step {
     plan: Growth,
     /// Bytes to be created.
     fresh: u64,
-    pieces: Vec<Piece>,
+    pieces: Vec<ChunkOp>,
     /// The chunks among the pieces that are moved, with their busy extents, in the order of the pieces.
     moved: Vec<(u32, NodeId)>,
 }
@@ -288,12 +288,12 @@ impl State {
                         let Some(chunk) = self.heap.chunk(id) else { continue };
                         moved.try_reserve(1).map_err(|_| NoHostMemory)?;
                         moved.push((id, NIL));
-                        Piece::mapped(chunk.len, chunk.token, self.regions.address(chunk.off))
+                        ChunkOp::mapped(chunk.len, chunk.token, self.addresses.address(chunk.off))
                     }
                     None => {
                         let len = (1u64 << room.ilog2()).min(largest);
                         fresh = fresh.saturating_add(len);
-                        Piece::fresh(len)
+                        ChunkOp::fresh(len)
                     }
                 };
                 piece.to = base.wrapping_add(at);
@@ -307,7 +307,7 @@ impl State {
         {
             return Ok(Err(bound));
         }
-        self.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| NoHostMemory)?;
+        self.unreclaimable.try_reserve(ROOM_FOR_UNRECLAIMABLE).map_err(|_| NoHostMemory)?;
         self.heap.begin_map(&mut plan, pieces.len())?;
         for at in 0..moved.len() {
             let Some((chunk, node)) = moved.get_mut(at) else { break };
@@ -336,44 +336,44 @@ impl State {
     }
 
     /// After a growth that failed: its parts are holes again, unless something is mapped in them that could not be unmapped.
-    fn bury(&mut self, plan: Growth, mut pieces: Vec<Piece>) {
-        pieces.retain(|p| matches!(p.left, Left::Memory | Left::Mapping));
+    fn book_failure(&mut self, plan: Growth, mut pieces: Vec<ChunkOp>) {
+        pieces.retain(|p| matches!(p.left, UndoFailure::Memory | UndoFailure::Mapping));
         let mut parts = Vec::new();
-        if pieces.iter().any(|p| p.left == Left::Mapping) {
+        if pieces.iter().any(|p| p.left == UndoFailure::Mapping) {
             self.heap.return_frees(&plan);
             parts = plan.parts;
         } else {
             self.heap.abort_map(&plan);
         }
         for piece in &mut pieces {
-            piece.from = if piece.left == Left::Mapping { piece.to } else { 0 };
+            piece.from = if piece.left == UndoFailure::Mapping { piece.to } else { 0 };
         }
-        self.keep_debris(Debris { pieces }, parts);
+        self.keep_unreclaimable(Unreclaimable { pieces }, parts);
     }
 
     /// Books what the driver would not take back. Room for it was made before.
-    pub(super) fn keep_debris(&mut self, debris: Debris, busy: Vec<Part>) {
+    pub(super) fn keep_unreclaimable(&mut self, debris: Unreclaimable, busy: Vec<Part>) {
         if debris.pieces.is_empty() {
             return;
         }
-        self.count_debris(debris.bytes(), debris.host_bytes());
-        if self.debris.len() < self.debris.capacity() {
-            self.debris.push((debris, busy));
+        self.count_unreclaimable(debris.bytes(), debris.host_bytes());
+        if self.unreclaimable.len() < self.unreclaimable.capacity() {
+            self.unreclaimable.push((debris, busy));
         } else {
             log_line!(Error, "{} bytes stay with the driver for good", debris.bytes());
         }
     }
 
-    fn count_debris(&mut self, bytes: u64, host: u64) {
-        self.heap.add_debris(bytes);
+    fn count_unreclaimable(&mut self, bytes: u64, host: u64) {
+        self.heap.add_unreclaimable(bytes);
         self.spilled.bytes = self.spilled.bytes.saturating_add(host);
     }
 
     /// The same for a chunk that stays mapped where it was, in an extent that stays busy.
-    fn keep_stuck(&mut self, piece: Piece, node: NodeId) {
+    fn keep_stuck(&mut self, piece: ChunkOp, node: NodeId) {
         let mut busy = Vec::new();
         if busy.try_reserve_exact(1).is_err() {
-            self.heap.add_debris(piece.len);
+            self.heap.add_unreclaimable(piece.len);
             return;
         }
         busy.push(Part { node, off: 0, len: piece.len });
@@ -381,14 +381,14 @@ impl State {
     }
 
     /// The same for one piece. Without host memory to remember it, it stays with the driver, and in the counters.
-    pub(super) fn keep_one(&mut self, piece: Piece, busy: Vec<Part>) {
+    pub(super) fn keep_one(&mut self, piece: ChunkOp, busy: Vec<Part>) {
         let mut pieces = Vec::new();
         if pieces.try_reserve_exact(1).is_err() {
-            self.count_debris(piece.len, if piece.host { piece.len } else { 0 });
+            self.count_unreclaimable(piece.len, if piece.host { piece.len } else { 0 });
             return;
         }
         pieces.push(piece);
-        self.keep_debris(Debris { pieces }, busy);
+        self.keep_unreclaimable(Unreclaimable { pieces }, busy);
     }
 
     /// Books what `cuMemAlloc` gave; a request for an own allocation is served with it. After an error nothing is booked.
@@ -402,11 +402,11 @@ impl State {
         }
         let info = self.block_info(want)?;
         // Again, because others may have taken the room that was made before the driver was called.
-        self.regions.reserve(len).map_err(host_oom)?;
-        let off = self.regions.add(address, len);
+        self.addresses.reserve(len).map_err(host_oom)?;
+        let off = self.addresses.add(address, len);
         let own = want.own_allocation.then_some(info);
         if self.heap.add_chunk_region(off, len, address, own).is_err() {
-            self.regions.remove(off);
+            self.addresses.remove(off);
             return Err(host_oom(NoHostMemory));
         }
         if want.own_allocation {

@@ -7,7 +7,7 @@ use super::arena::{Arena, Want, host_oom};
 use super::callbacks;
 use super::grow::{Attempt, Idle, Why, whole_pages};
 use super::options::Spill;
-use super::registry::Freed;
+use super::registry::FreeEpochs;
 use super::report::Climb;
 use super::settle::{Polled, Waited};
 use super::state::State;
@@ -128,7 +128,7 @@ impl Arena {
         {
             return Ok(Some(address));
         }
-        self.clear_debris(api)?;
+        self.clear_unreclaimable(api)?;
         Ok(None)
     }
 
@@ -196,7 +196,7 @@ impl Arena {
         // Something may have come after the search before this one.
         let mut seen = self.lock()?.progress().wrapping_sub(1);
         let (mut slice, mut rounds) = (SHORTEST_SLICE, 0);
-        let mut freed = Freed::until_now(self.device());
+        let mut freed = FreeEpochs::until_now(self.device());
         loop {
             // What is finished may do, once it is moved; but in the end all of it is waited for.
             let enough = if rounds < SETTLE_ROUNDS / 2 { want.size } else { u64::MAX };
@@ -229,7 +229,7 @@ impl Arena {
             if waited != Waited::Settled || rounds == SETTLE_ROUNDS || !self.lock()?.is_unsettled() {
                 return Ok(Attempt::Refused(why));
             }
-            freed = Freed::until_now(self.device());
+            freed = FreeEpochs::until_now(self.device());
         }
     }
 
@@ -481,14 +481,14 @@ impl State {
         }
         let stream = self.stream(want.key).map_err(host_oom)?;
         self.heap.flush(stream);
-        self.heap.scatter = want.refused;
+        self.heap.slab_anywhere = want.refused;
         let found = self.try_allocate(want);
-        self.heap.scatter = false;
+        self.heap.slab_anywhere = false;
         if let Some(address) = found? {
             return Ok(Some(address));
         }
         let Some((len, align)) = Heap::extent_for(want.size, want.align) else { return Ok(None) };
-        if self.heap.stitch(stream, len, align) { self.try_allocate(want) } else { Ok(None) }
+        if self.heap.coalesce_across_streams(stream, len, align) { self.try_allocate(want) } else { Ok(None) }
     }
 
     /// Whether so many idle bytes are more than the option `max_idle` leaves alone.

@@ -21,7 +21,7 @@ mod spill;
 mod state;
 mod waiters;
 
-use crate::driver::lifecycle::{self, Life};
+use crate::driver::lifecycle::{self, ProcessState};
 use crate::driver::{self, Api};
 use crate::error::{Result, bail};
 use crate::heap::MAX_SIZE;
@@ -65,7 +65,7 @@ pub struct Stats {
 /// Alignment of every block for which no other is asked.
 pub const DEFAULT_ALIGN: u64 = crate::heap::UNIT;
 // What the heap hands out, the arena can map.
-const _: () = assert!(crate::heap::PAGE == crate::arena::PAGE);
+const _: () = assert!(crate::heap::PAGE == crate::vmem::PAGE);
 
 /// In a request: the device of the stream, or of the current context.
 const ANY_DEVICE: i32 = -1;
@@ -156,7 +156,7 @@ pub fn allocate_on_stream(size: usize, stream: u64) -> Result<u64> {
     }
     let key = StreamKey::of(stream);
     if let Some(arena) = registry::only()
-        && lifecycle::life() == Life::Running
+        && lifecycle::process_state() == ProcessState::Running
     {
         let address = arena.allocate_fast(size as u64, key)?;
         if address != 0 {
@@ -263,10 +263,10 @@ fn with_retry(api: &Api, want: &Want, find: impl Fn() -> Result<&'static Arena>)
 
 /// What a free does where it cannot do its work: nothing at exit, and an error in a forked child.
 fn may_free() -> Result<bool> {
-    match lifecycle::life() {
-        Life::Running => Ok(true),
-        Life::Exiting => Ok(false),
-        Life::Forked => lifecycle::check_running().map(|()| false),
+    match lifecycle::process_state() {
+        ProcessState::Running => Ok(true),
+        ProcessState::Exiting => Ok(false),
+        ProcessState::Forked => lifecycle::check_running().map(|()| false),
     }
 }
 
@@ -357,8 +357,8 @@ pub fn query(address: u64) -> Result<Found> {
 
 /// `pool_owns`.
 pub fn owns(address: u64) -> Result<bool> {
-    match lifecycle::life() {
-        Life::Forked => lifecycle::check_running().map(|()| false),
+    match lifecycle::process_state() {
+        ProcessState::Forked => lifecycle::check_running().map(|()| false),
         _ => Ok(registry::owns(address)),
     }
 }

@@ -7,7 +7,7 @@ use super::arena::Arena;
 use super::options::{self, Options};
 use super::{config, registry};
 use crate::driver;
-use crate::driver::lifecycle::{self, Life};
+use crate::driver::lifecycle::{self, ProcessState};
 use crate::error::{Result, bail};
 use crate::sync::lock::Lock;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -128,7 +128,7 @@ pub fn destroy(handle: u64) -> Result<()> {
     if handle == 0 {
         bail!(POOL_ERROR_INVALID_ARGUMENT, "the default pool cannot be destroyed");
     }
-    if lifecycle::life() == Life::Exiting {
+    if lifecycle::process_state() == ProcessState::Exiting {
         return Ok(());
     }
     let api = driver::api()?;

@@ -1,7 +1,7 @@
 //! Reclaim for others: a foreign allocation on the device needs memory that the pools hold.
 
 use super::ladder::{LONGEST_SLICE, SHORTEST_SLICE};
-use super::registry::Freed;
+use super::registry::FreeEpochs;
 use super::settle::Waited;
 use super::{callbacks, registry, reserve};
 use crate::driver::Api;
@@ -21,7 +21,7 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
     let released = Cell::new(0u64);
     let missing = || wanted.saturating_sub(released.get());
     let release = || {
-        let (mut slice, freed) = (SHORTEST_SLICE, Freed::until_now(device));
+        let (mut slice, freed) = (SHORTEST_SLICE, FreeEpochs::until_now(device));
         loop {
             // Each arena gets a little time in turn: what one waits for long, another one may have at once.
             let until = deadline.min(clock::now().after(slice));

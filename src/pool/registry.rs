@@ -7,7 +7,6 @@
 use super::arena::Arena;
 use super::host_oom;
 use super::pools::{self, PoolId};
-use crate::arena::Mapper;
 use crate::driver::context::{self, Context};
 use crate::driver::{self, Api, Ctx};
 use crate::error::{NoHostMemory, Result, Status, bail, fail};
@@ -16,6 +15,7 @@ use crate::pool::options::{Backend, Options};
 use crate::pool::order::StreamKey;
 use crate::sync::clock::{self, Moment};
 use crate::sync::lock::{Guard, Lock};
+use crate::vmem::Mapper;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -61,20 +61,20 @@ pub fn on(device: i32) -> impl Iterator<Item = &'static Arena> {
 
 /// How far the arenas of a device were at some moment: waits for what had been freed until then come to an end whatever others free
 /// meanwhile.
-pub struct Freed {
+pub struct FreeEpochs {
     /// Counts of frees, by the arenas' slots.
     counts: [u64; MOST],
 }
 
-impl Freed {
-    pub fn until_now(device: i32) -> Freed {
+impl FreeEpochs {
+    pub fn until_now(device: i32) -> FreeEpochs {
         let mut counts = [0; MOST];
         for arena in on(device) {
             if let (Some(count), Ok(state)) = (counts.get_mut(arena.slot), arena.lock()) {
                 *count = state.heap.seq();
             }
         }
-        Freed { counts }
+        FreeEpochs { counts }
     }
 
     /// The count of frees of an arena then.

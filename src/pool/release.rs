@@ -1,23 +1,23 @@
 //! Release: giving idle memory back to the driver, and what becomes of an arena whose context is gone.
 
 use super::arena::{Arena, host_oom};
-use super::grow::ROOM_FOR_DEBRIS;
+use super::grow::ROOM_FOR_UNRECLAIMABLE;
 use super::registry;
 use super::spill::Spilled;
 use super::state::State;
-use crate::arena::{Calls, Debris, Left, Piece};
 use crate::driver::{Api, relaxed};
 use crate::error::{NoHostMemory, Result, Status, fail};
 use crate::heap::{Chunk, Heap};
 use crate::logging::log_line;
 use crate::sync::clock::Moment;
+use crate::vmem::{Calls, ChunkOp, UndoFailure, Unreclaimable};
 use core::sync::atomic::Ordering::*;
 
 impl Arena {
     /// Tries again to be rid of what the driver would not take back.
-    pub(super) fn clear_debris(&self, api: &Api) -> Result<()> {
+    pub(super) fn clear_unreclaimable(&self, api: &Api) -> Result<()> {
         loop {
-            let Some((mut debris, busy)) = self.lock()?.debris.pop() else { return Ok(()) };
+            let Some((mut debris, busy)) = self.lock()?.unreclaimable.pop() else { return Ok(()) };
             let (before, host) = (debris.bytes(), debris.host_bytes());
             let mut calls = Calls::default();
             let clear = self.mapper.clear(api, &mut debris, &mut calls);
@@ -26,14 +26,14 @@ impl Arena {
             if self.is_lost() {
                 return Err(self.lost_error());
             }
-            state.heap.remove_debris(before);
+            state.heap.remove_unreclaimable(before);
             state.spilled.bytes = state.spilled.bytes.saturating_sub(host);
             if !clear {
-                state.keep_debris(debris, busy);
+                state.keep_unreclaimable(debris, busy);
                 return Ok(());
             }
             for part in busy {
-                state.heap.abandon(part.node);
+                state.heap.finish_unmap(part.node);
             }
         }
     }
@@ -50,9 +50,9 @@ impl Arena {
         wanted: u64,
         which: &dyn Fn(&State, &Chunk) -> bool,
     ) -> Result<u64> {
-        self.clear_debris(api)?;
+        self.clear_unreclaimable(api)?;
         let mut state = self.lock()?;
-        state.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| host_oom(NoHostMemory))?;
+        state.unreclaimable.try_reserve(ROOM_FOR_UNRECLAIMABLE).map_err(|_| host_oom(NoHostMemory))?;
         state.flush();
         let mut out = Vec::new();
         let take = |chunk: &Chunk, _| which(&state, chunk);
@@ -64,11 +64,11 @@ impl Arena {
             let Some(record) = state.heap.chunk(chunk) else { continue };
             // What could be taken is released; the rest must wait for host memory.
             let Ok(node) = state.heap.begin_unmap(chunk) else { break };
-            let from = state.regions.address(record.off);
+            let from = state.addresses.address(record.off);
             let host = state.spilled.has(record.off);
-            pieces.push(Piece { host, ..Piece::mapped(record.len, record.token, from) });
+            pieces.push(ChunkOp { host, ..ChunkOp::mapped(record.len, record.token, from) });
             nodes.push((chunk, node));
-            state.regions.hide(record.off, true);
+            state.addresses.hide(record.off, true);
         }
         drop(state);
 
@@ -89,20 +89,20 @@ impl Arena {
             if at < gone {
                 state.heap.commit_unmap(*node, *chunk);
                 if !self.has_in_range(piece.from) {
-                    state.regions.remove(off);
+                    state.addresses.remove(off);
                     state.spilled.remove(off, piece.len);
                 }
-                if piece.left == Left::Nothing {
+                if piece.left == UndoFailure::Nothing {
                     released = released.saturating_add(piece.len);
                 }
             } else {
-                state.regions.hide(off, false);
+                state.addresses.hide(off, false);
                 state.heap.abort_unmap(*node);
             }
         }
-        pieces.retain(|p| p.left == Left::Memory);
+        pieces.retain(|p| p.left == UndoFailure::Memory);
         pieces.iter_mut().for_each(|p| p.from = 0);
-        state.keep_debris(Debris { pieces }, Vec::new());
+        state.keep_unreclaimable(Unreclaimable { pieces }, Vec::new());
         if let Err(status) = result {
             log_line!(Warn, "device {}: the driver took back {released} bytes only", self.device());
             if released == 0 && status != Status::POOL_ERROR_OUT_OF_MEMORY {
@@ -113,7 +113,7 @@ impl Arena {
     }
 
     /// Returns the pieces to the driver; the first `n` are gone when it stops.
-    fn discard(&self, api: &Api, pieces: &mut [Piece], calls: &mut Calls) -> (usize, Result<()>) {
+    fn discard(&self, api: &Api, pieces: &mut [ChunkOp], calls: &mut Calls) -> (usize, Result<()>) {
         let mut gone = 0;
         for run in pieces.chunk_by_mut(|a, b| self.has_in_range(a.from) == self.has_in_range(b.from)) {
             if run.first().is_some_and(|p| self.has_in_range(p.from)) {
@@ -151,7 +151,7 @@ impl Arena {
             let freed = self.lock()?.heap.seq();
             self.wait(api, deadline, freed, |_| Ok(false))?;
         }
-        self.clear_debris(api)?;
+        self.clear_unreclaimable(api)?;
         let excess = {
             self.release_spilled(api)?;
             let mut state = self.lock()?;
@@ -178,11 +178,11 @@ impl Arena {
             if pieces.try_reserve(1).is_err() {
                 break;
             }
-            let (from, host) = (state.regions.address(chunk.off), state.spilled.has(chunk.off));
-            pieces.push(Piece { host, ..Piece::mapped(chunk.len, chunk.token, from) });
+            let (from, host) = (state.addresses.address(chunk.off), state.spilled.has(chunk.off));
+            pieces.push(ChunkOp { host, ..ChunkOp::mapped(chunk.len, chunk.token, from) });
         }
         state.spilled = Spilled::default();
-        let debris = core::mem::take(&mut state.debris);
+        let debris = core::mem::take(&mut state.unreclaimable);
         if let Ok(empty) = Heap::new() {
             state.heap = empty;
         }
@@ -195,7 +195,7 @@ impl Arena {
     }
 
     /// Returns pieces of a lost arena, each as far as the driver takes it.
-    pub(super) fn discard_lost(&self, api: &Api, pieces: &mut [Piece]) {
+    pub(super) fn discard_lost(&self, api: &Api, pieces: &mut [ChunkOp]) {
         relaxed(api, || {
             for piece in pieces.iter_mut().filter(|p| p.host || self.has_in_range(p.from)) {
                 let mut discard = || {

@@ -292,7 +292,7 @@ impl State {
         }
         for id in 1..self.heap.streams() {
             let done = self.done_of(id);
-            self.heap.settle(id, done);
+            self.heap.retire(id, done);
         }
     }
 
@@ -312,7 +312,7 @@ impl State {
         (self.heap.has_pending() && self.done < freed)
             || streams.any(|(id, s)| {
                 let done = s.done.max(self.done);
-                self.heap.last_free(id as StreamId) > done && done < freed
+                self.heap.last_free_seq(id as StreamId) > done && done < freed
             })
     }
 }

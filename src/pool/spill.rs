@@ -2,13 +2,13 @@
 //! freed; it is never idle memory for others, and no bytes of the device.
 
 use super::arena::{Arena, Want, host_oom};
-use super::grow::{ROOM_FOR_DEBRIS, whole_pages};
+use super::grow::{ROOM_FOR_UNRECLAIMABLE, whole_pages};
 use super::state::State;
-use crate::arena::{Calls, Left, Piece};
 use crate::driver::{Api, relaxed};
 use crate::error::{NoHostMemory, Result, Status};
 use crate::heap::{PAGE, block_flags};
 use crate::logging::log_line;
+use crate::vmem::{Calls, ChunkOp, UndoFailure};
 
 /// The chunks of an arena that are host memory.
 #[derive(Default)]
@@ -49,16 +49,16 @@ impl Arena {
         let Some(len) = whole_pages(want) else { return Ok(None) };
         {
             let mut state = self.lock()?;
-            state.regions.reserve(len).map_err(host_oom)?;
+            state.addresses.reserve(len).map_err(host_oom)?;
             state.spilled.reserve()?;
-            state.debris.try_reserve(ROOM_FOR_DEBRIS).map_err(|_| host_oom(NoHostMemory))?;
+            state.unreclaimable.try_reserve(ROOM_FOR_UNRECLAIMABLE).map_err(|_| host_oom(NoHostMemory))?;
         }
         let mut calls = Calls::default();
-        let mut piece = Piece::fresh(len);
+        let mut piece = ChunkOp::fresh(len);
         let made = self.mapper.create_on_host(api, &mut piece, want.align.max(PAGE), &mut calls);
         let mut state = self.lock()?;
         state.counters.calls.add(calls);
-        if piece.left != Left::Nothing {
+        if piece.left != UndoFailure::Nothing {
             state.keep_one(piece, Vec::new());
         }
         match made {
@@ -84,7 +84,7 @@ impl Arena {
                 let gone = relaxed(api, || self.mapper.discard_host(api, &mut piece, &mut calls));
                 let mut state = self.lock()?;
                 state.counters.calls.add(calls);
-                if gone.is_err() || piece.left != Left::Nothing {
+                if gone.is_err() || piece.left != UndoFailure::Nothing {
                     state.keep_one(piece, Vec::new());
                 }
                 Err(status)
@@ -115,15 +115,15 @@ impl Arena {
 
 impl State {
     /// Books a chunk of host memory as the block that it was made for. After an error nothing is booked.
-    fn book_spilled(&mut self, piece: &Piece, want: &Want) -> Result<u64> {
+    fn book_spilled(&mut self, piece: &ChunkOp, want: &Want) -> Result<u64> {
         let mut info = self.block_info(want)?;
         info.flags |= block_flags::OWN_ALLOCATION;
         // Again, because others may have taken the room that was made before the driver was called.
-        self.regions.reserve(piece.len).map_err(host_oom)?;
+        self.addresses.reserve(piece.len).map_err(host_oom)?;
         self.spilled.reserve()?;
-        let off = self.regions.add(piece.from, piece.len);
+        let off = self.addresses.add(piece.from, piece.len);
         if self.heap.add_chunk_region(off, piece.len, piece.handle, Some(info)).is_err() {
-            self.regions.remove(off);
+            self.addresses.remove(off);
             return Err(host_oom(NoHostMemory));
         }
         self.spilled.add(off, piece.len);

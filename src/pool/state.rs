@@ -6,12 +6,12 @@ use super::order::{Marks, PER_THREAD, Stream, StreamKey};
 use super::owners::Owners;
 use super::pools::{self, PoolId};
 use super::spill::Spilled;
-use crate::arena::regions::Regions;
-use crate::arena::{Calls, Debris, Mapper};
 use crate::driver::Event;
 use crate::error::{NoHostMemory, Result};
-use crate::heap::{BlockInfo, Heap, Part, SHARED, StreamId, block_flags};
+use crate::heap::{BlockMeta, Heap, Part, SHARED, StreamId, block_flags};
 use crate::sync::clock;
+use crate::vmem::address_map::AddressMap;
+use crate::vmem::{Calls, Mapper, Unreclaimable};
 
 /// Counters of an arena; what the heap counts is not repeated.
 #[derive(Clone, Copy, Default, Debug)]
@@ -32,7 +32,7 @@ pub struct State {
     /// As [`super::arena::Arena::pool`]; a request that was on its way when its pool was destroyed finds out by it.
     pub pool: PoolId,
     pub heap: Heap,
-    pub regions: Regions,
+    pub addresses: AddressMap,
     /// By stream id; entry 0 stands for device order.
     pub streams: Vec<Stream>,
     /// The stream of the last call, and its key: [`StreamKey::NONE`] where the fast path must not take it.
@@ -49,7 +49,7 @@ pub struct State {
     pub counters: Counters,
     pub owners: Owners,
     /// What the driver would not take back, with the busy extents that some of it is mapped in.
-    pub debris: Vec<(Debris, Vec<Part>)>,
+    pub unreclaimable: Vec<(Unreclaimable, Vec<Part>)>,
     /// Bytes that growths under way are about to take.
     pub growing: u64,
     /// Chunks of host memory.
@@ -64,16 +64,16 @@ impl State {
         let mut heap = Heap::new()?;
         heap.pinned = options.pinned;
         if let Some(range) = mapper.range {
-            heap.add_hole(0, range.len)?;
+            heap.add_unmapped(0, range.len)?;
         }
         let mut streams = Vec::new();
         streams.try_reserve(4).map_err(|_| NoHostMemory)?;
         streams.push(Stream::new(StreamKey::DEVICE));
-        let regions = Regions::new(mapper.range);
+        let addresses = AddressMap::new(mapper.range);
         Ok(State {
             pool,
             heap,
-            regions,
+            addresses,
             streams,
             last: SHARED,
             last_key: StreamKey::NONE,
@@ -83,7 +83,7 @@ impl State {
             spare: Vec::new(),
             counters: Counters::default(),
             owners: Owners::new(),
-            debris: Vec::new(),
+            unreclaimable: Vec::new(),
             growing: 0,
             spilled: Spilled::default(),
             options,
@@ -171,7 +171,7 @@ impl State {
     }
 
     #[inline]
-    pub fn block_info(&mut self, want: &Want) -> Result<BlockInfo> {
+    pub fn block_info(&mut self, want: &Want) -> Result<BlockMeta> {
         if want.pool != self.pool {
             return Err(pools::gone());
         }
@@ -184,7 +184,7 @@ impl State {
         if want.own_allocation {
             flags |= block_flags::OWN_ALLOCATION;
         }
-        Ok(BlockInfo { requested: want.size, handle: want.key.handle, owner, flags })
+        Ok(BlockMeta { requested: want.size, handle: want.key.handle, owner, flags })
     }
 
     /// Counts a block that the heap has handed out, and gives its address.
@@ -197,12 +197,12 @@ impl State {
             self.owners.add(owner, block.len);
         }
         debug_assert_eq!(off % want.align, 0);
-        self.regions.address(off)
+        self.addresses.address(off)
     }
 
     /// Makes the state of an arena that holds nothing as good as new. Counts of frees go on, so that the marks of before mean nothing new.
     pub fn start_over(&mut self, pool: PoolId, options: &Options) -> bool {
-        let empty = self.heap.bytes().mapped == 0 && self.debris.is_empty() && self.growing == 0;
+        let empty = self.heap.bytes().mapped == 0 && self.unreclaimable.is_empty() && self.growing == 0;
         let quiet = (1..self.heap.streams()).all(|id| self.heap.stream_is_empty(id));
         if !empty || !quiet {
             return false;
@@ -227,7 +227,7 @@ impl State {
 
     /// Whether memory was freed on the stream that no mark covers.
     pub fn is_uncovered(&self, stream: StreamId) -> bool {
-        self.streams.get(stream as usize).is_some_and(|s| self.heap.last_free(stream) > s.covered)
+        self.streams.get(stream as usize).is_some_and(|s| self.heap.last_free_seq(stream) > s.covered)
     }
 
     /// Notes whether a call found its stream captured. While it is, its calls stay off the fast path, so that the end is seen.

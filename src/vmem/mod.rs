@@ -4,10 +4,10 @@
 //! chunks to make, move and return is decided above; nothing here is called with a lock held.
 //!
 //! There are two kinds of chunk behind one interface: handles mapped into one reserved range of addresses, and plain
-//! `cuMemAlloc` memory wherever the driver puts it. Above, both are offsets; [`regions::Regions`] translates.
+//! `cuMemAlloc` memory wherever the driver puts it. Above, both are offsets; [`address_map::AddressMap`] translates.
 
+pub mod address_map;
 mod host;
-pub mod regions;
 mod vmm;
 
 use crate::driver::context::Context;
@@ -41,7 +41,7 @@ impl Calls {
 
 /// A chunk on its way into a range, or out of one.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
+pub struct ChunkOp {
     pub len: u64,
     /// Its handle, 0 for one that is still to be created; for `cuMemAlloc` memory its address.
     pub handle: u64,
@@ -50,26 +50,26 @@ pub struct Piece {
     /// Where it is to be mapped.
     pub to: u64,
     /// What the driver refused to undo.
-    pub left: Left,
+    pub left: UndoFailure,
     /// It is host memory, in an address range of its own.
     pub host: bool,
 }
 
-impl Piece {
+impl ChunkOp {
     /// A chunk that is still to be created.
-    pub fn fresh(len: u64) -> Piece {
-        Piece { len, handle: 0, from: 0, to: 0, left: Left::Nothing, host: false }
+    pub fn fresh(len: u64) -> ChunkOp {
+        ChunkOp { len, handle: 0, from: 0, to: 0, left: UndoFailure::Nothing, host: false }
     }
 
     /// A chunk that is mapped at `from`.
-    pub fn mapped(len: u64, handle: u64, from: u64) -> Piece {
-        Piece { len, handle, from, to: 0, left: Left::Nothing, host: false }
+    pub fn mapped(len: u64, handle: u64, from: u64) -> ChunkOp {
+        ChunkOp { len, handle, from, to: 0, left: UndoFailure::Nothing, host: false }
     }
 }
 
 /// What is left of a chunk after an operation that failed, and whose undoing failed too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Left {
+pub enum UndoFailure {
     /// As it should be.
     Nothing,
     /// A moved chunk that could not be put back; its memory was returned.
@@ -84,11 +84,11 @@ pub enum Left {
 
 /// Chunks that the driver would neither use nor take back, to be tried again. `from` is where one is mapped.
 #[derive(Default)]
-pub struct Debris {
-    pub pieces: Vec<Piece>,
+pub struct Unreclaimable {
+    pub pieces: Vec<ChunkOp>,
 }
 
-impl Debris {
+impl Unreclaimable {
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().fold(0, |sum, p| sum.saturating_add(p.len))
     }

@@ -1,4 +1,4 @@
-//! Regions: the translation between the heap's offsets and device addresses.
+//! AddressMap: the translation between the heap's offsets and device addresses.
 //!
 //! The reserved range, if there is one, is region 0. Each `cuMemAlloc` chunk gets slots of offsets of its own, congruent to its
 //! address modulo 1 GiB, so that what is aligned in offsets is aligned in addresses; slots of different chunks never touch, so nothing
@@ -26,7 +26,7 @@ struct Region {
 }
 
 /// See the module.
-pub struct Regions {
+pub struct AddressMap {
     range: Option<Range>,
     /// By address, in blocks of which none is empty, so that one comes and goes without all others being moved.
     blocks: Vec<Vec<Region>>,
@@ -39,9 +39,9 @@ pub struct Regions {
     runs: [usize; KINDS],
 }
 
-impl Regions {
-    pub fn new(range: Option<Range>) -> Regions {
-        Regions {
+impl AddressMap {
+    pub fn new(range: Option<Range>) -> AddressMap {
+        AddressMap {
             range,
             blocks: Vec::new(),
             spare: Vec::new(),
@@ -121,7 +121,7 @@ impl Regions {
         }
     }
 
-    /// Makes room for one more chunk, so that [`Regions::add`] for `len` bytes needs no memory, and removing it neither.
+    /// Makes room for one more chunk, so that [`AddressMap::add`] for `len` bytes needs no memory, and removing it neither.
     pub fn reserve(&mut self, len: u64) -> Result<(), NoHostMemory> {
         let kind = kind(len);
         let (Some(vacant), Some(runs)) = (self.vacant.get_mut(kind), self.runs.get(kind)) else {
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn translates_both_ways_and_keeps_alignment() {
         let range = Range { base: 7 << 30, len: 4 << 30 };
-        let mut regions = Regions::new(Some(range));
+        let mut regions = AddressMap::new(Some(range));
         assert_eq!(regions.offset((7 << 30) + 5), Some((5, 0)));
         assert_eq!(regions.address(5), (7 << 30) + 5);
         let chunks =
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn many_chunks_come_and_go_in_any_order() {
-        let mut regions = Regions::new(None);
+        let mut regions = AddressMap::new(None);
         let mut model = std::collections::BTreeMap::new();
         let mut random = 1u64;
         let mut most = 0;

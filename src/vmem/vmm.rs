@@ -5,7 +5,7 @@
 //! range any more; a handle's memory is gone when neither references nor mappings are left. None of them needs a context.
 
 use super::PAGE;
-use super::{Calls, Debris, Left, Mapper, Piece, Range};
+use super::{Calls, ChunkOp, Mapper, Range, UndoFailure, Unreclaimable};
 use crate::driver::{Api, CuResult, check, code};
 use crate::error::{Result, Status, bail};
 use cudarc::driver::sys::{
@@ -126,25 +126,25 @@ impl Vmm<'_> {
     }
 
     /// Puts a chunk back where it was. If that fails too its memory is returned: the range is a hole then.
-    fn restore(&mut self, piece: &mut Piece) {
+    fn restore(&mut self, piece: &mut ChunkOp) {
         let mapped = self.map(piece.from, piece.len, piece.handle) == code::SUCCESS;
         if mapped && self.allow(piece.from, piece.len) == code::SUCCESS {
             return;
         }
         if mapped && self.unmap(piece.from, piece.len) != code::SUCCESS {
-            piece.left = Left::Stuck;
+            piece.left = UndoFailure::Stuck;
             return;
         }
         self.give_up(piece);
-        if piece.left == Left::Nothing {
-            piece.left = Left::Hole;
+        if piece.left == UndoFailure::Nothing {
+            piece.left = UndoFailure::Hole;
         }
     }
 
     /// Returns the memory of a chunk that is mapped nowhere.
-    pub(super) fn give_up(&mut self, piece: &mut Piece) {
+    pub(super) fn give_up(&mut self, piece: &mut ChunkOp) {
         if self.release(piece.handle) != code::SUCCESS {
-            piece.left = Left::Memory;
+            piece.left = UndoFailure::Memory;
         }
     }
 }
@@ -156,8 +156,8 @@ impl Mapper {
 
     /// Maps every piece where it is to go: creates those without a handle, unmaps those that are mapped elsewhere. All or nothing:
     /// on failure new memory is returned and moved chunks are back where they were. What of that the driver refuses is in
-    /// [`Piece::left`].
-    pub fn place(&self, api: &Api, pieces: &mut [Piece], calls: &mut Calls) -> Result<()> {
+    /// [`ChunkOp::left`].
+    pub fn place(&self, api: &Api, pieces: &mut [ChunkOp], calls: &mut Calls) -> Result<()> {
         let mut vmm = self.vmm(api, calls);
         // Creation first: it is what fails when the device is full, and nothing has been moved yet.
         vmm.create_all(pieces)?;
@@ -166,14 +166,14 @@ impl Mapper {
             Err(failure) => Some(failure),
         };
         let Some((result, call)) = failed else { return Ok(()) };
-        for piece in pieces.iter_mut().filter(|p| p.from == 0 && p.left == Left::Nothing) {
+        for piece in pieces.iter_mut().filter(|p| p.from == 0 && p.left == UndoFailure::Nothing) {
             vmm.give_up(piece);
         }
         Err(crate::driver::status_of(api, result, call))
     }
 
     /// Unmaps chunks and gives their memory back. Stops at the first that stays mapped; returns how many do not.
-    pub fn discard(&self, api: &Api, pieces: &mut [Piece], calls: &mut Calls) -> (usize, Result<()>) {
+    pub fn discard(&self, api: &Api, pieces: &mut [ChunkOp], calls: &mut Calls) -> (usize, Result<()>) {
         let mut vmm = self.vmm(api, calls);
         let mut gone = 0;
         while let Some(run) = pieces.get_mut(gone..).and_then(|rest| runs_mut(rest).next()) {
@@ -192,7 +192,7 @@ impl Mapper {
     }
 
     /// Tries again to be rid of what was left. True when nothing is.
-    pub fn clear(&self, api: &Api, debris: &mut Debris, calls: &mut Calls) -> bool {
+    pub fn clear(&self, api: &Api, debris: &mut Unreclaimable, calls: &mut Calls) -> bool {
         let mut vmm = self.vmm(api, calls);
         debris.pieces.retain_mut(|piece| {
             if piece.from != 0 {
@@ -212,16 +212,16 @@ impl Mapper {
 }
 
 /// Splits pieces into runs that lie side by side where they are mapped: one unmap serves a run.
-fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
+fn runs(pieces: &[ChunkOp]) -> impl Iterator<Item = &[ChunkOp]> {
     pieces.chunk_by(|a, b| a.from.saturating_add(a.len) == b.from)
 }
 
-fn runs_mut(pieces: &mut [Piece]) -> impl Iterator<Item = &mut [Piece]> {
+fn runs_mut(pieces: &mut [ChunkOp]) -> impl Iterator<Item = &mut [ChunkOp]> {
     pieces.chunk_by_mut(|a, b| a.from.saturating_add(a.len) == b.from)
 }
 
 impl Vmm<'_> {
-    fn create_all(&mut self, pieces: &mut [Piece]) -> Result<()> {
+    fn create_all(&mut self, pieces: &mut [ChunkOp]) -> Result<()> {
         for at in 0..pieces.len() {
             let Some(piece) = pieces.get_mut(at).filter(|p| p.from == 0) else { continue };
             let (result, handle) = self.create(piece.len);
@@ -239,7 +239,7 @@ impl Vmm<'_> {
     }
 
     /// Unmaps the pieces that are mapped elsewhere; on failure those already unmapped are restored.
-    fn unmap_all(&mut self, pieces: &mut [Piece]) -> core::result::Result<(), (CuResult, &'static str)> {
+    fn unmap_all(&mut self, pieces: &mut [ChunkOp]) -> core::result::Result<(), (CuResult, &'static str)> {
         let mut unmapped = 0;
         while let Some(rest) = pieces.get_mut(unmapped..) {
             let Some(run) = runs(rest).next() else { break };
@@ -261,7 +261,7 @@ impl Vmm<'_> {
     }
 
     /// Maps all pieces where they are to go and allows access; on failure none is mapped there and moved ones are restored.
-    fn map_all(&mut self, pieces: &mut [Piece]) -> Option<(CuResult, &'static str)> {
+    fn map_all(&mut self, pieces: &mut [ChunkOp]) -> Option<(CuResult, &'static str)> {
         let mut mapped = 0usize;
         let mut failed = None;
         for piece in pieces.iter() {
@@ -284,7 +284,7 @@ impl Vmm<'_> {
         failed?;
         for (at, piece) in pieces.iter_mut().enumerate() {
             if at < mapped && self.unmap(piece.to, piece.len) != code::SUCCESS {
-                piece.left = Left::Mapping;
+                piece.left = UndoFailure::Mapping;
             } else if piece.from != 0 {
                 self.restore(piece);
             }

@@ -4,7 +4,7 @@
 //! (`cuda.h`, `CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED` and its neighbours).
 
 use super::vmm::properties;
-use super::{Calls, Left, Mapper, Piece};
+use super::{Calls, ChunkOp, Mapper, UndoFailure};
 use crate::driver::{Api, check, code, relaxed};
 use crate::error::{Result, bail};
 use cudarc::driver::sys::{CUmemLocation, CUmemLocationType};
@@ -39,8 +39,14 @@ fn host_location(api: &Api, device: i32) -> Option<CUmemLocation> {
 
 impl Mapper {
     /// Creates a piece of host memory, its length a multiple of [`super::PAGE`], and maps it for the device at a multiple of `align`. On failure
-    /// nothing is left but what [`Piece::left`] says.
-    pub fn create_on_host(&self, api: &Api, piece: &mut Piece, align: u64, calls: &mut Calls) -> Result<()> {
+    /// nothing is left but what [`ChunkOp::left`] says.
+    pub fn create_on_host(
+        &self,
+        api: &Api,
+        piece: &mut ChunkOp,
+        align: u64,
+        calls: &mut Calls,
+    ) -> Result<()> {
         let device = self.context.device;
         let Some(at) = host_location(api, device) else {
             bail!(POOL_ERROR_NOT_SUPPORTED, "device {device} cannot map host memory");
@@ -70,7 +76,7 @@ impl Mapper {
             if result == code::SUCCESS {
                 (result, call) = (vmm.allow(piece.from, len), "cuMemSetAccess");
                 if result != code::SUCCESS && vmm.unmap(piece.from, len) != code::SUCCESS {
-                    piece.left = Left::Mapping;
+                    piece.left = UndoFailure::Mapping;
                     return check(api, result, call);
                 }
             }
@@ -85,7 +91,7 @@ impl Mapper {
     }
 
     /// Unmaps such memory and gives it back, addresses and all. It must be finished with. On failure it stays mapped.
-    pub fn discard_host(&self, api: &Api, piece: &mut Piece, calls: &mut Calls) -> Result<()> {
+    pub fn discard_host(&self, api: &Api, piece: &mut ChunkOp, calls: &mut Calls) -> Result<()> {
         let mut vmm = self.vmm(api, calls);
         check(api, vmm.unmap(piece.from, piece.len), "cuMemUnmap")?;
         vmm.give_up(piece);
