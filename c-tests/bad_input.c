@@ -111,7 +111,7 @@ static void bad_devices_and_pools(void) {
     memset(&stats, 0xA5, sizeof stats);
     stats.struct_size = sizeof stats;
     CHECK_STATUS(status, pool_get_stats(NULL, devices[i], &stats));
-    CHECK(stats.live_bytes == 0 && stats.reserve_bytes == 0);
+    CHECK(stats.live_bytes == 0 && stats.headroom_bytes == 0);
   }
   {
     pool_stats stats;

@@ -14,8 +14,8 @@ STATIC_CHECK(stats_size_first, offsetof(pool_stats, struct_size) == 0);
 STATIC_CHECK(options_size_first, offsetof(pool_options, struct_size) == 0);
 STATIC_CHECK(status_is_an_int, sizeof(pool_status) == sizeof(int));
 STATIC_CHECK(owner, sizeof(((pool_block_info *)0)->owner) == POOL_OWNER_SIZE);
-/* 18 counters and `reserve_bytes`, nothing between them. */
-STATIC_CHECK(stats_is_dense, offsetof(pool_stats, reserve_bytes) == sizeof(size_t) + 18 * sizeof(uint64_t));
+/* 18 counters and `headroom_bytes`, nothing between them. */
+STATIC_CHECK(stats_is_dense, offsetof(pool_stats, headroom_bytes) == sizeof(size_t) + 18 * sizeof(uint64_t));
 /* No hidden padding that a caller's compiler and the library could see differently. */
 STATIC_CHECK(request_padding, offsetof(pool_request, flags) % sizeof(uint64_t) == 0);
 

@@ -58,9 +58,9 @@ pools_life       90 CUDASIM_DRIVER_VERSION=11040
 rungs            60 -
 rungs            60 CUDAPOOL_CONF=backend:malloc
 rungs            60 CUDASIM_DRIVER_VERSION=11040
-reserve          60 -
-reserve          60 CUDAPOOL_CONF=backend:malloc
-reserve          60 CUDASIM_DRIVER_VERSION=11040
+headroom         60 -
+headroom         60 CUDAPOOL_CONF=backend:malloc
+headroom         60 CUDASIM_DRIVER_VERSION=11040
 spill            60 -
 spill            60 CUDAPOOL_CONF=backend:malloc
 spill            60 CUDASIM_DRIVER_VERSION=11040

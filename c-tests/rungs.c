@@ -335,12 +335,12 @@ static void host_memory_is_the_last_resort(void) {
   finish(spilling);
 }
 
-/* 4, again: what other pools idle on is given up before the device reserve is taken. Last, because a reserve fades slowly. */
-static void other_pools_give_before_the_reserve_does(void) {
+/* 4, again: what other pools idle on is given up before the headroom is taken. Last, because a headroom fades slowly. */
+static void other_pools_give_before_the_headroom_does(void) {
   pool_options options = default_options(), defaults = options;
   CUstream streams[2];
   int noticed, i;
-  options.reserve_bytes = GIB;
+  options.headroom_bytes = GIB;
   CHECK_STATUS(POOL_OK, pool_configure(&options));
   CHECK_STATUS(POOL_OK, pool_reclaim(0, GIB, NULL));
   for (i = 0; i < 2; i++) {
@@ -361,7 +361,7 @@ static void other_pools_give_before_the_reserve_does(void) {
       CU(CtxSynchronize());
     }
     block = take(NULL, 2 * GIB);
-    /* 2 GiB were free, 1 of which, or nearly so, is the reserve. */
+    /* 2 GiB were free, 1 of which, or nearly so, is the headroom. */
     CHECK(sim.used_bytes(0) <= 7 * GIB + 100 * MIB);
     CHECK_EQ(held_by(other), 5 * GIB);
     give(block);
@@ -392,6 +392,6 @@ int main(void) {
   RUN(everything_idle_is_emptied_in_the_end);
   RUN(frees_of_others_go_before_host_memory);
   RUN(host_memory_is_the_last_resort);
-  RUN(other_pools_give_before_the_reserve_does);
+  RUN(other_pools_give_before_the_headroom_does);
   return driver_result();
 }

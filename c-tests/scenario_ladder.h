@@ -1,4 +1,4 @@
-/* scenario_ladder.h: like scenario.h, with everything that the ladder has: two pools beside the default one, a device reserve, waiting
+/* scenario_ladder.h: like scenario.h, with everything that the ladder has: two pools beside the default one, a headroom, waiting
  * for frees, host memory, reclaim for others and a callback. */
 
 #ifndef SCENARIO_LADDER_H
@@ -52,7 +52,7 @@ static inline void ladder_start(struct ladder *run) {
   options.settle_ms = 5;
   options.oom_wait_ms = 5;
   options.spill = POOL_SPILL_HOST;
-  options.reserve_bytes = 8 * MIB;
+  options.headroom_bytes = 8 * MIB;
   CHECK_STATUS(POOL_OK, pool_configure(&options));
   run->pools[0] = NULL;
   run->pools[1] = new_pool(&options);
@@ -72,7 +72,7 @@ static inline void ladder_run(struct ladder *run) {
   void *one, *two, *large, *host;
   pool_stats stats;
   int status, i;
-  /* Own idle memory, then the other pool's, then the reserve. */
+  /* Own idle memory, then the other pool's, then the headroom. */
   one = ladder_take(run, NULL, 30 * MIB, ordered, run->base.one);
   two = ladder_take(run, other, 40 * MIB, 0, NULL);
   scenario_allowed(&run->base, pool_reclaim(0, 10 * MIB, NULL), "pool_reclaim");

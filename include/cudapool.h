@@ -385,15 +385,15 @@ typedef struct pool_options {
    */
   int32_t log;
   /**
-   * Key `reserve`, value in bytes: the most device memory that the pool leaves free for others once somebody has asked for some with
-   * `pool_reclaim`. As much as was asked for is left, halving every 30 seconds; idle memory is moved and released rather than the reserve taken,
-   * but no request is answered with out of memory for its sake. 0: `reserve_percent` counts.
+   * Key `headroom`, value in bytes: the most device memory that the pool leaves free for others once somebody has asked for some with
+   * `pool_reclaim`. As much as was asked for is left, halving every 30 seconds; idle memory is moved and released rather than the headroom taken,
+   * but no request is answered with out of memory for its sake. 0: `headroom_percent` counts.
    */
-  uint64_t reserve_bytes;
+  uint64_t headroom_bytes;
   /**
-   * Key `reserve`, value in percent (`5%`) of the device's memory. Both 0: no reserve.
+   * Key `headroom`, value in percent (`5%`) of the device's memory. Both 0: no headroom.
    */
-  uint32_t reserve_percent;
+  uint32_t headroom_percent;
   /**
    * Milliseconds that a request for which there is no memory waits for other threads' frees before it is answered
    * `POOL_ERROR_OUT_OF_MEMORY`; first come first served. Requests of at most a sixteenth of one that waits do not queue behind it. Not in a stream
@@ -494,10 +494,10 @@ typedef struct pool_stats {
    */
   uint64_t oom_recovered_count;
   /**
-   * Device memory kept free for others at the moment: what they have asked for with `pool_reclaim`, as far as the option `reserve` goes and as it
+   * Device memory kept free for others at the moment: what they have asked for with `pool_reclaim`, as far as the option `headroom` goes and as it
    * fades.
    */
-  uint64_t reserve_bytes;
+  uint64_t headroom_bytes;
   /**
    * The part of `reserved_bytes` that is host memory (option `spill`).
    */

@@ -6,6 +6,7 @@
 
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
+use std::collections::TryReserveError;
 
 /// What every function but the text functions returns. The numbers are fixed and never reused:
 /// 1xx argument, 2xx memory, 3xx driver, 4xx lifecycle, 9xx internal.
@@ -53,6 +54,28 @@ pub use pool_status as Status;
 /// The host has no memory for the bookkeeping; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoHostMemory;
+
+impl From<TryReserveError> for NoHostMemory {
+    fn from(_: TryReserveError) -> NoHostMemory {
+        NoHostMemory
+    }
+}
+
+impl From<NoHostMemory> for Status {
+    #[cold]
+    fn from(_: NoHostMemory) -> Status {
+        fail(
+            Status::POOL_ERROR_HOST_OUT_OF_MEMORY,
+            format_args!("the host has no memory for the pool's bookkeeping"),
+        )
+    }
+}
+
+impl From<TryReserveError> for Status {
+    fn from(_: TryReserveError) -> Status {
+        NoHostMemory.into()
+    }
+}
 
 /// The result of everything inside the crate that can fail.
 pub type Result<T> = core::result::Result<T, Status>;

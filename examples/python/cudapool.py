@@ -66,7 +66,7 @@ class _Stats(ctypes.Structure):
         for name in (
             "live_bytes live_bytes_peak requested_bytes cached_bytes pending_bytes overhead_bytes reserved_bytes"
             " reserved_bytes_peak live_blocks alloc_count free_count driver_alloc_calls driver_free_calls"
-            " driver_map_calls driver_unmap_calls driver_sync_calls oom_count oom_recovered_count reserve_bytes"
+            " driver_map_calls driver_unmap_calls driver_sync_calls oom_count oom_recovered_count headroom_bytes"
         ).split()
     ]
 

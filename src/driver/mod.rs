@@ -9,13 +9,10 @@ pub mod table;
 
 use crate::error::{Result, Status, bail, fail};
 use crate::host_alloc::without_failing;
-use crate::sync::{
-    clock,
-    lock::{self, Lock},
-};
+use crate::sync::{clock, lock};
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
-use std::sync::OnceLock;
+use once_cell::sync::OnceCell;
 pub use table::{Api, Ctx, CuResult, Event, Stream};
 
 /// Results of the driver that are acted upon; all others are reported by number and name.
@@ -37,8 +34,7 @@ pub mod code {
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const CAPTURE_RELAXED: u32 = 2;
 
-static API: OnceLock<Api> = OnceLock::new();
-static LOADING: Lock<()> = Lock::new(());
+static API: OnceCell<Api> = OnceCell::new();
 static DEVICES: AtomicI32 = AtomicI32::new(0);
 /// A result of `cuInit` that another try would not change: drivers leave file descriptors open at each.
 static REFUSED: AtomicI32 = AtomicI32::new(code::SUCCESS);
@@ -67,16 +63,15 @@ pub fn api() -> Result<&'static Api> {
         return Ok(api);
     }
     lifecycle::watch_for_fork();
-    let _loading = LOADING.lock();
-    if let Some(api) = API.get() {
-        return Ok(api);
-    }
-    let loaded = load();
-    if matches!(loaded, Err(Status::POOL_ERROR_NO_DRIVER | Status::POOL_ERROR_NO_DEVICE)) {
-        lifecycle::not_started();
-    }
-    let api = loaded?;
-    Ok(API.get_or_init(|| api))
+    let load_once = || {
+        let loaded = load();
+        if matches!(loaded, Err(Status::POOL_ERROR_NO_DRIVER | Status::POOL_ERROR_NO_DEVICE)) {
+            lifecycle::not_started();
+        }
+        loaded
+    };
+    // A thread that waits for another one in here needs host memory for it.
+    without_failing(|| API.get_or_try_init(load_once))
 }
 
 fn load() -> Result<Api> {

@@ -10,9 +10,9 @@ use super::types::{CUstream_st, pool_t};
 use crate::driver::lifecycle::check_running;
 use crate::error::{Result, Status, bail, last_error};
 use crate::logging::log_line;
+use crate::pool::api::{self, ANY_DEVICE};
 use crate::pool::graphs::{self, GraphId};
-use crate::pool::pools::PoolId;
-use crate::pool::{self, Request, TAG_SIZE, Tag};
+use crate::pool::types::{AllocRequest, PoolId, StreamKey, TAG_SIZE, Tag};
 use core::ffi::{c_int, c_void};
 
 const TORCH: Tag = tag("torch");
@@ -56,9 +56,9 @@ fn told(what: &str, body: impl FnOnce() -> Result<()>) {
     });
 }
 
-fn request(pool: PoolId, size: usize, device: c_int, stream: Option<u64>, owner: Tag) -> Request {
-    let size = size as u64;
-    Request { pool, size, align: pool::DEFAULT_ALIGN, device, stream, owner, own_allocation: false }
+fn request(pool: PoolId, size: usize, stream: Option<u64>, owner: Tag) -> AllocRequest {
+    let key = stream.map_or(StreamKey::DEVICE, StreamKey::of);
+    AllocRequest { pool, owner, ..AllocRequest::plain(size as u64, key) }
 }
 
 /// PyTorch, `CUDAPluggableAllocator`: allocates `size` bytes on `device`, ordered by `stream`. The blocks have the owner tag `torch`.
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn pool_torch_alloc(
 ) -> *mut c_void {
     block(|| {
         let pool = graphs::pool_for(device, stream as u64)?;
-        pool::allocate(&request(pool, size, device, Some(stream as u64), TORCH))
+        api::allocate(&request(pool, size, Some(stream as u64), TORCH), device)
     })
 }
 
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn pool_torch_free(
     stream: *mut CUstream_st,
 ) {
     let _ = (size, device);
-    told("pool_torch_free", || pool::free_on_stream(ptr as u64, stream as u64));
+    told("pool_torch_free", || api::free_on_stream(ptr as u64, stream as u64));
 }
 
 /// PyTorch, `set_reset_fn`: what `torch.cuda.empty_cache()` means. Gives all idle memory of the default pool, on every device, back to
@@ -103,7 +103,7 @@ pub extern "C" fn pool_torch_reset() {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_torch_record_stream(ptr: *mut c_void, stream: *mut CUstream_st) {
     told("pool_torch_record_stream", || {
-        if ptr.is_null() { Ok(()) } else { pool::use_on_stream(ptr as u64, stream as u64) }
+        if ptr.is_null() { Ok(()) } else { api::use_on_stream(ptr as u64, stream as u64) }
     });
 }
 
@@ -117,7 +117,7 @@ pub extern "C" fn pool_torch_memory_fraction(fraction: f64, device: c_int) {
         if !(0.0..=1.0).contains(&fraction) {
             bail!(POOL_ERROR_INVALID_ARGUMENT, "a memory fraction must be between 0 and 1, not {fraction}");
         }
-        pool::limit_to_percent(match (fraction * 100.0).round() as u32 {
+        api::limit_to_percent(match (fraction * 100.0).round() as u32 {
             0 => 1,
             100.. => 0,
             percent => percent,
@@ -171,7 +171,7 @@ pub extern "C" fn pool_torch_release_pool(device: c_int, id_first: u64, id_secon
 pub unsafe extern "C" fn pool_cupy_alloc(param: *mut c_void, size: usize, device: c_int) -> *mut c_void {
     block(|| {
         let pool = convert::pool(param.cast::<pool_t>())?;
-        pool::allocate(&request(pool, size, device, pool::plain_stream()?, CUPY))
+        api::allocate(&request(pool, size, api::plain_stream()?, CUPY), device)
     })
 }
 
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn pool_cupy_alloc(param: *mut c_void, size: usize, device
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_cupy_free(param: *mut c_void, ptr: *mut c_void, device: c_int) {
     let _ = (param, device);
-    told("pool_cupy_free", || pool::free_default(ptr as u64));
+    told("pool_cupy_free", || api::free_default(ptr as u64));
 }
 
 /// ONNX Runtime, provider option `gpu_external_alloc`: allocates `size` bytes on the current device. It names no stream, so the block is
@@ -188,13 +188,13 @@ pub unsafe extern "C" fn pool_cupy_free(param: *mut c_void, ptr: *mut c_void, de
 /// @return The block; NULL for size 0, and on failure, which ONNX Runtime turns into an error of its own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_ort_alloc(size: usize) -> *mut c_void {
-    block(|| pool::allocate(&request(PoolId::DEFAULT, size, -1, pool::plain_stream()?, ORT)))
+    block(|| api::allocate(&request(PoolId::DEFAULT, size, api::plain_stream()?, ORT), ANY_DEVICE))
 }
 
 /// ONNX Runtime, provider option `gpu_external_free`: frees a block of `pool_ort_alloc`, as `pool_free` does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_ort_free(ptr: *mut c_void) {
-    told("pool_ort_free", || pool::free_default(ptr as u64));
+    told("pool_ort_free", || api::free_default(ptr as u64));
 }
 
 /// ONNX Runtime, provider option `gpu_external_empty_cache`: gives all idle memory of the default pool, on every device, back to the
@@ -216,7 +216,7 @@ fn empty_cache() -> Result<()> {
     graphs::sweep();
     let mut result = Ok(());
     for device in 0..crate::driver::device_count() {
-        result = result.and(pool::trim(PoolId::DEFAULT, device, 0).map(|_| ()));
+        result = result.and(api::trim(PoolId::DEFAULT, device, 0).map(|_| ()));
     }
     result
 }

@@ -3,10 +3,12 @@
 use super::constants::*;
 use super::types::*;
 use crate::error::{Result, bail};
+use crate::pool::api::{ANY_DEVICE, Stats};
+use crate::pool::oom::callbacks::Callback;
+use crate::pool::oom::report::{Advice, OWNERS, OomInfo, RUNGS};
 use crate::pool::options::{Backend, Options, Order, Spill};
-use crate::pool::pools::{self, PoolId};
-use crate::pool::report::{Advice, OWNERS, OomInfo, RUNGS};
-use crate::pool::{Found, Request, Stats, TAG_SIZE, Tag};
+use crate::pool::pools;
+use crate::pool::types::{AllocRequest, BlockInfo, NO_OWNER, PoolId, StreamKey, TAG_SIZE, Tag};
 use core::ffi::{c_char, c_void};
 use core::mem::{MaybeUninit, offset_of, size_of};
 
@@ -50,7 +52,7 @@ pub unsafe fn out_number<'a, T: Default>(out: *mut T) -> Result<&'a mut T> {
     Ok(out)
 }
 
-pub fn callback(callback: pool_reclaim_fn) -> Result<crate::pool::callbacks::Callback> {
+pub fn callback(callback: pool_reclaim_fn) -> Result<Callback> {
     match callback {
         Some(callback) => Ok(callback),
         None => bail!(POOL_ERROR_INVALID_ARGUMENT, "the callback is NULL"),
@@ -157,11 +159,11 @@ impl<T: SizePrefixed> OutStruct<T> {
     }
 }
 
-/// A request, with its fields checked.
+/// A request, with its fields checked, and the device that it names.
 ///
 /// # Safety
 /// `from` is NULL or points to as many readable bytes as its `struct_size` says; its owner is NULL or a terminated string.
-pub unsafe fn request(from: *const pool_request) -> Result<Request> {
+pub unsafe fn request(from: *const pool_request) -> Result<(AllocRequest, i32)> {
     // SAFETY: the caller's promise.
     let r = unsafe { in_struct(from) }?;
     let pool = pool(r.pool)?;
@@ -185,21 +187,22 @@ pub unsafe fn request(from: *const pool_request) -> Result<Request> {
     let has_device = size >= offset_of!(pool_request, device) + size_of::<i32>();
     // SAFETY: the caller's promise.
     let owner = unsafe { tag(r.owner) };
-    Ok(Request {
+    let ordered = r.flags & POOL_REQUEST_STREAM_ORDERED != 0;
+    let request = AllocRequest {
         pool,
         size: r.size as u64,
         align: align.max(POOL_DEFAULT_ALIGNMENT) as u64,
-        device: if has_device { r.device } else { POOL_DEVICE_CURRENT },
-        stream: (r.flags & POOL_REQUEST_STREAM_ORDERED != 0).then_some(r.stream as u64),
+        key: if ordered { StreamKey::of(r.stream as u64) } else { StreamKey::DEVICE },
         owner,
         own_allocation: r.flags & POOL_REQUEST_OWN_ALLOCATION != 0,
-    })
+    };
+    Ok((request, if has_device { r.device } else { POOL_DEVICE_CURRENT }))
 }
 
 /// # Safety
 /// `owner` is NULL or a terminated string.
 unsafe fn tag(owner: *const c_char) -> Tag {
-    let mut tag = [0; TAG_SIZE];
+    let mut tag = NO_OWNER;
     if owner.is_null() {
         return tag;
     }
@@ -231,6 +234,7 @@ pub unsafe fn out_pool<'a>(out: *mut *mut pool_t) -> Result<&'a mut *mut pool_t>
     Ok(out)
 }
 
+const _: () = assert!(POOL_DEVICE_CURRENT == ANY_DEVICE);
 const _: () = assert!(POOL_OOM_RUNGS == RUNGS && POOL_OOM_OWNERS == OWNERS && POOL_OWNER_SIZE == TAG_SIZE);
 
 pub fn oom_info(info: &OomInfo) -> pool_oom_info {
@@ -270,7 +274,7 @@ fn c_tag(tag: &Tag) -> [c_char; TAG_SIZE] {
     tag.map(|byte| byte as c_char)
 }
 
-pub fn block_info(block: &Found) -> pool_block_info {
+pub fn block_info(block: &BlockInfo) -> pool_block_info {
     pool_block_info {
         struct_size: 0,
         base: block.base as *mut c_void,
@@ -306,7 +310,7 @@ pub fn stats(stats: &Stats) -> pool_stats {
         driver_sync_calls: c.calls.sync,
         oom_count: c.oom,
         oom_recovered_count: c.oom_recovered,
-        reserve_bytes: stats.reserve,
+        headroom_bytes: stats.headroom,
         spilled_bytes: stats.spilled,
         spill_count: c.spills,
         oom_wait_count: c.waits,
@@ -330,8 +334,8 @@ pub fn options_out(options: &Options) -> pool_options {
         },
         settle_ms: options.settle_ms,
         log: options.log,
-        reserve_bytes: options.reserve_bytes,
-        reserve_percent: options.reserve_percent,
+        headroom_bytes: options.headroom_bytes,
+        headroom_percent: options.headroom_percent,
         oom_wait_ms: options.oom_wait_ms,
         spill: match options.spill {
             Spill::Off => POOL_SPILL_OFF,
@@ -357,22 +361,22 @@ pub unsafe fn options_in(from: *const pool_options) -> Result<Options> {
             POOL_BACKEND_AUTO => Backend::Auto,
             POOL_BACKEND_VMM => Backend::Vmm,
             POOL_BACKEND_MALLOC => Backend::Malloc,
-            other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is no backend"),
+            other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is not a POOL_BACKEND value"),
         },
         order: match o.order {
             POOL_ORDER_DEVICE => Order::Device,
             POOL_ORDER_STREAM => Order::LegacyStream,
-            other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is no order"),
+            other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is not a POOL_ORDER value"),
         },
         settle_ms: o.settle_ms,
         log: o.log,
-        reserve_bytes: o.reserve_bytes,
-        reserve_percent: o.reserve_percent,
+        headroom_bytes: o.headroom_bytes,
+        headroom_percent: o.headroom_percent,
         oom_wait_ms: o.oom_wait_ms,
         spill: match o.spill {
             POOL_SPILL_OFF => Spill::Off,
             POOL_SPILL_HOST => Spill::Host,
-            other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is no way to spill"),
+            other => bail!(POOL_ERROR_INVALID_OPTION, "{other} is not a POOL_SPILL value"),
         },
         pinned: false,
     })

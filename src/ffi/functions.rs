@@ -11,6 +11,8 @@ use super::types::{
 };
 use super::{convert, text};
 use crate::error::pool_status;
+use crate::pool::oom::{callbacks, report};
+use crate::pool::{api, options, pools};
 use core::ffi::{c_char, c_int, c_void};
 
 /// Allocates `size` bytes of device memory on the device of the calling thread's current context
@@ -30,7 +32,7 @@ pub unsafe extern "C" fn pool_alloc(out: *mut *mut c_void, size: usize) -> pool_
     guard(|| {
         // SAFETY: the caller passes NULL or a place for a pointer.
         let out = unsafe { convert::out_pointer(out) }?;
-        *out = crate::pool::allocate_default(size)? as *mut c_void;
+        *out = api::allocate_default(size)? as *mut c_void;
         Ok(())
     })
 }
@@ -45,7 +47,7 @@ pub unsafe extern "C" fn pool_alloc(out: *mut *mut c_void, size: usize) -> pool_
 ///         `POOL_ERROR_CONTEXT_LOST` for a block whose context is gone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_free(ptr: *mut c_void) -> pool_status {
-    guard_free(|| crate::pool::free_default(ptr as u64))
+    guard_free(|| api::free_default(ptr as u64))
 }
 
 /// Allocates `size` bytes, stream-ordered: the block may be used by work submitted to `stream` from
@@ -70,7 +72,7 @@ pub unsafe extern "C" fn pool_alloc_async(
     guard(|| {
         // SAFETY: the caller passes NULL or a place for a pointer.
         let out = unsafe { convert::out_pointer(out) }?;
-        *out = crate::pool::allocate_on_stream(size, stream as u64)? as *mut c_void;
+        *out = api::allocate_on_stream(size, stream as u64)? as *mut c_void;
         Ok(())
     })
 }
@@ -86,7 +88,7 @@ pub unsafe extern "C" fn pool_alloc_async(
 /// @param stream The stream; it is not touched after this call has returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_free_async(ptr: *mut c_void, stream: *mut CUstream_st) -> pool_status {
-    guard_free(|| crate::pool::free_on_stream(ptr as u64, stream as u64))
+    guard_free(|| api::free_on_stream(ptr as u64, stream as u64))
 }
 
 /// Allocates with everything said explicitly: size, alignment, device, order, owner.
@@ -99,8 +101,8 @@ pub unsafe extern "C" fn pool_alloc_with(out: *mut *mut c_void, request: *const 
         // SAFETY: the caller passes NULL or a place for a pointer.
         let out = unsafe { convert::out_pointer(out) }?;
         // SAFETY: the caller passes NULL or a request of `struct_size` bytes.
-        let request = unsafe { convert::request(request) }?;
-        *out = crate::pool::allocate(&request)? as *mut c_void;
+        let (request, device) = unsafe { convert::request(request) }?;
+        *out = api::allocate(&request, device)? as *mut c_void;
         Ok(())
     })
 }
@@ -124,7 +126,7 @@ pub unsafe extern "C" fn pool_alloc_with(out: *mut *mut c_void, request: *const 
 /// @param stream A stream of the block's context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_use_on_stream(ptr: *mut c_void, stream: *mut CUstream_st) -> pool_status {
-    guard(|| crate::pool::use_on_stream(ptr as u64, stream as u64))
+    guard(|| api::use_on_stream(ptr as u64, stream as u64))
 }
 
 /// Tells which live block an address lies in. Interior addresses answer too.
@@ -137,7 +139,7 @@ pub unsafe extern "C" fn pool_query(ptr: *const c_void, info: *mut pool_block_in
     guard(|| {
         // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
         let out = unsafe { convert::OutStruct::new(info) }?;
-        let block = crate::pool::query(ptr as u64)?;
+        let block = api::query(ptr as u64)?;
         out.write(convert::block_info(&block));
         Ok(())
     })
@@ -154,7 +156,7 @@ pub unsafe extern "C" fn pool_owns(ptr: *const c_void, owned: *mut c_int) -> poo
     guard(|| {
         // SAFETY: the caller passes NULL or a place for an integer.
         let owned = unsafe { convert::out_number(owned) }?;
-        *owned = c_int::from(crate::pool::owns(ptr as u64)?);
+        *owned = c_int::from(api::owns(ptr as u64)?);
         Ok(())
     })
 }
@@ -177,7 +179,7 @@ pub unsafe extern "C" fn pool_trim(
     guard(|| {
         // SAFETY: the caller passes NULL or a place for a size.
         let released = unsafe { convert::optional_out(released) };
-        let bytes = crate::pool::trim(convert::pool(pool)?, device, keep_bytes as u64)?;
+        let bytes = api::trim(convert::pool(pool)?, device, keep_bytes as u64)?;
         if let Some(released) = released {
             *released = usize::try_from(bytes).unwrap_or(usize::MAX);
         }
@@ -202,7 +204,7 @@ pub unsafe extern "C" fn pool_reclaim(
     guard(|| {
         // SAFETY: the caller passes NULL or a place for a size.
         let released = unsafe { convert::optional_out(released) };
-        let bytes = crate::pool::reclaim(device, wanted_bytes as u64)?;
+        let bytes = api::reclaim(device, wanted_bytes as u64)?;
         if let Some(released) = released {
             *released = usize::try_from(bytes).unwrap_or(usize::MAX);
         }
@@ -228,7 +230,7 @@ pub unsafe extern "C" fn pool_add_reclaim_callback(
         // SAFETY: the caller passes NULL or a place for a number.
         let id = unsafe { convert::out_number(id) }?;
         let callback = convert::callback(r#fn)?;
-        *id = crate::pool::callbacks::add(callback, user, priority)?;
+        *id = callbacks::add(callback, user, priority)?;
         Ok(())
     })
 }
@@ -239,7 +241,7 @@ pub unsafe extern "C" fn pool_add_reclaim_callback(
 /// @return `POOL_ERROR_INVALID_ARGUMENT` if there is no such callback (any more).
 #[unsafe(no_mangle)]
 pub extern "C" fn pool_remove_reclaim_callback(id: u64) -> pool_status {
-    guard(|| crate::pool::callbacks::remove(id))
+    guard(|| callbacks::remove(id))
 }
 
 /// Makes a pool: memory of its own, with options of its own. Pools of a device help each other: before a request is answered with out of memory,
@@ -256,7 +258,7 @@ pub unsafe extern "C" fn pool_create(options: *const pool_options, out: *mut *mu
         let out = unsafe { convert::out_pool(out) }?;
         // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
         let options = if options.is_null() { None } else { Some(unsafe { convert::options_in(options) }?) };
-        *out = crate::pool::pools::create(options)? as *mut pool_t;
+        *out = pools::handle_of(pools::create(options)?) as *mut pool_t;
         Ok(())
     })
 }
@@ -270,7 +272,7 @@ pub unsafe extern "C" fn pool_create(options: *const pool_options, out: *mut *mu
 ///         does not hinder it and is answered `POOL_ERROR_INVALID_ARGUMENT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_destroy(pool: *mut pool_t) -> pool_status {
-    guard(|| crate::pool::pools::destroy(pool as u64))
+    guard(|| pools::destroy(pool as u64))
 }
 
 /// Reads the counters of a pool on a device: one consistent snapshot. The driver is not asked: what was held in a context that is gone
@@ -288,7 +290,7 @@ pub unsafe extern "C" fn pool_get_stats(
     guard(|| {
         // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
         let out = unsafe { convert::OutStruct::new(stats) }?;
-        out.write(convert::stats(&crate::pool::stats(convert::pool(pool)?, device)?));
+        out.write(convert::stats(&api::stats(convert::pool(pool)?, device)?));
         Ok(())
     })
 }
@@ -302,7 +304,7 @@ pub unsafe extern "C" fn pool_get_oom_info(info: *mut pool_oom_info) -> pool_sta
     guard(|| {
         // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
         let out = unsafe { convert::OutStruct::new(info) }?;
-        out.write(convert::oom_info(&crate::pool::report::last()));
+        out.write(convert::oom_info(&report::last()));
         Ok(())
     })
 }
@@ -353,7 +355,7 @@ pub unsafe extern "C" fn pool_options_init(options: *mut pool_options) -> pool_s
     guard(|| {
         // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
         let out = unsafe { convert::OutStruct::new(options) }?;
-        let (values, environment) = crate::pool::options::initial();
+        let (values, environment) = options::initial();
         out.write(convert::options_out(&values));
         environment
     })
@@ -369,7 +371,7 @@ pub unsafe extern "C" fn pool_configure(options: *const pool_options) -> pool_st
     guard(|| {
         // SAFETY: the caller passes NULL or a struct of `struct_size` bytes.
         let options = unsafe { convert::options_in(options) }?;
-        crate::pool::configure(options)
+        api::configure(options)
     })
 }
 

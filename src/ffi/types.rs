@@ -120,9 +120,9 @@ pub struct pool_stats {
     pub oom_count: u64,
     /// Requests that the driver refused for memory and that the pool served all the same.
     pub oom_recovered_count: u64,
-    /// Device memory kept free for others at the moment: what they have asked for with `pool_reclaim`, as far as the option `reserve` goes and as it
+    /// Device memory kept free for others at the moment: what they have asked for with `pool_reclaim`, as far as the option `headroom` goes and as it
     /// fades.
-    pub reserve_bytes: u64,
+    pub headroom_bytes: u64,
     /// The part of `reserved_bytes` that is host memory (option `spill`).
     pub spilled_bytes: u64,
     /// Requests served with host memory.
@@ -207,12 +207,12 @@ pub struct pool_options {
     pub settle_ms: u32,
     /// `POOL_LOG_*`: `off`, `error`, `warn`, `info` or `debug`; written to stderr. Process-wide.
     pub log: i32,
-    /// Key `reserve`, value in bytes: the most device memory that the pool leaves free for others once somebody has asked for some with
-    /// `pool_reclaim`. As much as was asked for is left, halving every 30 seconds; idle memory is moved and released rather than the reserve taken,
-    /// but no request is answered with out of memory for its sake. 0: `reserve_percent` counts.
-    pub reserve_bytes: u64,
-    /// Key `reserve`, value in percent (`5%`) of the device's memory. Both 0: no reserve.
-    pub reserve_percent: u32,
+    /// Key `headroom`, value in bytes: the most device memory that the pool leaves free for others once somebody has asked for some with
+    /// `pool_reclaim`. As much as was asked for is left, halving every 30 seconds; idle memory is moved and released rather than the headroom taken,
+    /// but no request is answered with out of memory for its sake. 0: `headroom_percent` counts.
+    pub headroom_bytes: u64,
+    /// Key `headroom`, value in percent (`5%`) of the device's memory. Both 0: no headroom.
+    pub headroom_percent: u32,
     /// Milliseconds that a request for which there is no memory waits for other threads' frees before it is answered
     /// `POOL_ERROR_OUT_OF_MEMORY`; first come first served. Requests of at most a sixteenth of one that waits do not queue behind it. Not in a stream
     /// capture nor inside a reclaim callback.

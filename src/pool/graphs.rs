@@ -4,13 +4,12 @@
 //! PyTorch also passes a C++ object that tells which streams are meant; it cannot be called from here. Meant are the thread that began, and
 //! streams that are being captured.
 
-use super::order::this_thread;
-use super::pools::{self, PoolId};
-use super::{registry, use_on_stream};
+use super::types::{PoolId, this_thread};
+use super::{api, pools, registry, settings};
 use crate::driver::lifecycle::check_running;
 use crate::driver::{self, Api, is_capturing};
 use crate::error::{Result, bail};
-use crate::sync::lock::Lock;
+use crate::sync::lock::{Lock, Rank};
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// A graph's pool as PyTorch names it.
@@ -21,17 +20,16 @@ pub struct GraphId {
 }
 
 /// Most private pools at a time, those included that wait for their last block. A limit, so that the table needs no memory.
-const MOST: usize = 256;
+const MAX_PRIVATE: usize = 256;
 /// Most captures under way at a time.
-const MOST_OPEN: usize = 64;
+const MAX_OPEN: usize = 64;
 
 #[derive(Clone, Copy)]
 struct Private {
     graph: GraphId,
-    handle: u64,
     pool: PoolId,
     /// Captures into it that have begun, less those that were released; 0 when it only waits for its last block.
-    uses: u32,
+    uses: u64,
 }
 
 /// Allocations on the graph's device go to its pool, or nowhere if it could not be made.
@@ -43,11 +41,12 @@ struct Open {
 }
 
 struct Table {
-    privates: [Option<Private>; MOST],
-    open: [Option<Open>; MOST_OPEN],
+    privates: [Option<Private>; MAX_PRIVATE],
+    open: [Option<Open>; MAX_OPEN],
 }
 
-static TABLE: Lock<Table> = Lock::new(Table { privates: [None; MOST], open: [None; MOST_OPEN] });
+static TABLE: Lock<Table> =
+    Lock::new(Rank::Graphs, Table { privates: [None; MAX_PRIVATE], open: [None; MAX_OPEN] });
 /// Captures under way, so that an allocation outside of any does not take the lock.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
@@ -69,7 +68,7 @@ pub fn begin(graph: GraphId) -> Result<()> {
         if made.is_ok() {
             release(graph)?;
         }
-        bail!(POOL_ERROR_NOT_SUPPORTED, "{MOST_OPEN} graphs are being captured already");
+        bail!(POOL_ERROR_NOT_SUPPORTED, "{MAX_OPEN} graphs are being captured already");
     };
     *slot = Some(open);
     OPEN.fetch_add(1, Release);
@@ -79,15 +78,14 @@ pub fn begin(graph: GraphId) -> Result<()> {
 fn find_or_make(graph: GraphId) -> Result<PoolId> {
     let mut table = TABLE.lock();
     if let Some(found) = table.privates.iter_mut().flatten().find(|p| p.graph == graph && p.uses > 0) {
-        found.uses = found.uses.saturating_add(1);
+        found.uses += 1;
         return Ok(found.pool);
     }
     let Some(slot) = table.privates.iter_mut().find(|slot| slot.is_none()) else {
-        bail!(POOL_ERROR_NOT_SUPPORTED, "there are {MOST} pools of graphs already");
+        bail!(POOL_ERROR_NOT_SUPPORTED, "there are {MAX_PRIVATE} pools of graphs already");
     };
-    let handle = pools::create_pinned()?;
-    let pool = pools::of_handle(handle)?;
-    *slot = Some(Private { graph, handle, pool, uses: 1 });
+    let pool = pools::create_pinned()?;
+    *slot = Some(Private { graph, pool, uses: 1 });
     Ok(pool)
 }
 
@@ -104,8 +102,9 @@ pub fn end(graph: GraphId) -> Result<()> {
     if mine.or_else(any).is_none() {
         bail!(
             POOL_ERROR_INVALID_ARGUMENT,
-            "no capture into the pool {:?} of device {} is under way",
-            graph.id,
+            "no capture into the pool ({}, {}) of device {} is under way",
+            graph.id.0,
+            graph.id.1,
             graph.device
         );
     }
@@ -121,7 +120,7 @@ pub fn release(graph: GraphId) -> Result<()> {
         let Some(found) = table.privates.iter_mut().flatten().find(|p| p.graph == graph && p.uses > 0) else {
             return Ok(());
         };
-        found.uses = found.uses.saturating_sub(1);
+        found.uses -= 1;
         (found.uses == 0).then_some(found.pool)
     };
     if let Some(pool) = last {
@@ -141,16 +140,16 @@ pub fn sweep() {
     if is_capturing_any() {
         return;
     }
-    for at in 0..MOST {
+    for at in 0..MAX_PRIVATE {
         let unused = TABLE.lock().privates.get(at).copied().flatten().filter(|p| p.uses == 0);
         let Some(unused) = unused else { continue };
         // Not under the lock: it waits for the device. Somebody else may have destroyed the pool first, which is as good.
         if pools::is_empty(unused.pool)
-            && (!pools::exists(unused.pool) || pools::destroy(unused.handle).is_ok())
+            && (!settings::exists(unused.pool) || pools::destroy(pools::handle_of(unused.pool)).is_ok())
         {
             let mut table = TABLE.lock();
             if let Some(slot) = table.privates.get_mut(at)
-                && slot.is_some_and(|p| p.handle == unused.handle)
+                && slot.is_some_and(|p| p.pool == unused.pool)
             {
                 *slot = None;
             }
@@ -177,7 +176,7 @@ fn open_pool_for(api: &Api, device: i32, stream: u64) -> Result<PoolId> {
     let captured = is_capturing(api, stream) == Some(true);
     if captured {
         // The default pool has to know of the capture too, and sees that of a non-blocking stream only where it is named.
-        use_on_stream(0, stream)?;
+        api::use_on_stream(0, stream)?;
     }
     let Some(open) = mine.or_else(|| captured.then_some(any)) else { return Ok(PoolId::DEFAULT) };
     match open.pool {

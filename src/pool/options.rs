@@ -42,9 +42,9 @@ pub struct Options {
     pub pinned: bool,
     /// 0 off to 4 debug.
     pub log: i32,
-    /// Largest device reserve; 0: the share in percent counts.
-    pub reserve_bytes: u64,
-    pub reserve_percent: u32,
+    /// The most headroom on a device; 0: the share in percent counts.
+    pub headroom_bytes: u64,
+    pub headroom_percent: u32,
     pub oom_wait_ms: u32,
     pub spill: Spill,
 }
@@ -59,9 +59,9 @@ pub const DEFAULTS: Options = Options {
     // Longer than any sane kernel, shorter than a user's patience.
     settle_ms: 30_000,
     log: 0,
-    reserve_bytes: 0,
+    headroom_bytes: 0,
     // A library's workspace or a few buffers, and little enough to go without.
-    reserve_percent: 5,
+    headroom_percent: 5,
     oom_wait_ms: 0,
     spill: Spill::Off,
     pinned: false,
@@ -133,10 +133,10 @@ pub const TABLE: &[Spec] = &[
         },
     },
     Spec {
-        key: "reserve",
+        key: "headroom",
         values: "bytes such as 512MiB, or percent of the device such as 5%; 0 for none",
         set: |options, value| {
-            (options.reserve_bytes, options.reserve_percent) =
+            (options.headroom_bytes, options.headroom_percent) =
                 if value.ends_with('%') { (0, percent(value, 100)?) } else { (bytes(value)?, 0) };
             Some(())
         },
@@ -171,6 +171,9 @@ pub const TABLE: &[Spec] = &[
         },
     },
 ];
+
+/// Keys of earlier versions, and what they are called now.
+const RENAMED: &[(&str, &str)] = &[("reserve", "headroom")];
 
 fn milliseconds(value: &str) -> Option<u32> {
     digits(value)?.parse().ok().filter(|ms| *ms <= MAX_WAIT_MS)
@@ -209,6 +212,9 @@ pub fn apply(options: &mut Options, conf: &[u8]) -> Result<()> {
         let Some((key, value)) = entry.split_once(':') else {
             bail!(POOL_ERROR_INVALID_OPTION, "CUDAPOOL_CONF: \"{entry}\" is not of the form key:value");
         };
+        if let Some((_, new)) = RENAMED.iter().find(|(old, _)| *old == key) {
+            bail!(POOL_ERROR_INVALID_OPTION, "CUDAPOOL_CONF: the option \"{key}\" is called \"{new}\" now");
+        }
         let Some(spec) = TABLE.iter().find(|spec| spec.key == key) else {
             bail!(
                 POOL_ERROR_INVALID_OPTION,
@@ -219,7 +225,7 @@ pub fn apply(options: &mut Options, conf: &[u8]) -> Result<()> {
         if (spec.set)(&mut changed, value).is_none() {
             bail!(
                 POOL_ERROR_INVALID_OPTION,
-                "CUDAPOOL_CONF: \"{value}\" is no value of {key}: it takes {}",
+                "CUDAPOOL_CONF: \"{value}\" is not a value of {key}, which takes {}",
                 spec.values
             );
         }
@@ -267,8 +273,8 @@ pub fn check(options: &Options) -> Result<()> {
     if options.oom_wait_ms > MAX_WAIT_MS {
         return bad("oom_wait_ms");
     }
-    if options.reserve_percent > 100 {
-        return bad("reserve_percent");
+    if options.headroom_percent > 100 {
+        return bad("headroom_percent");
     }
     if !(0..=4).contains(&options.log) {
         return bad("log");
@@ -287,10 +293,10 @@ impl Options {
         clock::now().after(Duration::from_millis(u64::from(self.oom_wait_ms)))
     }
 
-    /// The largest device reserve on a device of `total` bytes.
-    pub fn reserve(&self, total: u64) -> u64 {
-        match self.reserve_bytes {
-            0 => share(total, self.reserve_percent),
+    /// The most headroom on a device of `total` bytes.
+    pub fn headroom(&self, total: u64) -> u64 {
+        match self.headroom_bytes {
+            0 => share(total, self.headroom_percent),
             bytes => bytes,
         }
     }
@@ -327,7 +333,7 @@ mod tests {
     fn reads_every_key() {
         let all = parse(
             "limit:4GiB, limit:80%,max_idle:25%,backend:malloc,order:stream:legacy,settle_ms:7,log:info,\
-             reserve:1GiB,oom_wait_ms:250,spill:host",
+             headroom:1GiB,oom_wait_ms:250,spill:host",
         )
         .unwrap();
         let want = Options {
@@ -338,8 +344,8 @@ mod tests {
             order: Order::LegacyStream,
             settle_ms: 7,
             log: 3,
-            reserve_bytes: 1 << 30,
-            reserve_percent: 0,
+            headroom_bytes: 1 << 30,
+            headroom_percent: 0,
             oom_wait_ms: 250,
             spill: Spill::Host,
             pinned: false,
@@ -347,15 +353,16 @@ mod tests {
         assert_eq!(all, want);
         assert_eq!(parse("").unwrap(), DEFAULTS);
         assert_eq!(all.limit(4 << 30), (4u64 << 30) * 80 / 100);
-        assert_eq!(all.reserve(4 << 30), 1 << 30);
-        assert_eq!(parse("reserve:10%").unwrap().reserve(1000), 100);
-        assert_eq!(parse("reserve:0").unwrap().reserve(1000), 0);
+        assert_eq!(all.headroom(4 << 30), 1 << 30);
+        assert_eq!(parse("headroom:10%").unwrap().headroom(1000), 100);
+        assert_eq!(parse("headroom:0").unwrap().headroom(1000), 0);
     }
 
     #[test]
     fn names_what_is_wrong() {
         assert!(parse("colour:red").unwrap_err().contains("no option \"colour\"; there are limit, max_idle"));
-        assert!(parse("limit:4GB").unwrap_err().contains("\"4GB\" is no value of limit"));
+        assert!(parse("reserve:5%").unwrap_err().ends_with("\"reserve\" is called \"headroom\" now"));
+        assert!(parse("limit:4GB").unwrap_err().contains("\"4GB\" is not a value of limit"));
         assert!(parse("limit:101%").is_err());
         assert!(parse("limit:99999999TiB").is_err());
         assert!(parse("limit").unwrap_err().contains("key:value"));
@@ -364,7 +371,7 @@ mod tests {
         assert!(parse("settle_ms:+5").is_err() && parse("max_idle:+5%").is_err());
         assert!(parse("log:loud").is_err());
         assert!(
-            parse("reserve:101%").is_err()
+            parse("headroom:101%").is_err()
                 && parse("oom_wait_ms:3600001").is_err()
                 && parse("spill:disk").is_err()
         );

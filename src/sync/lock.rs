@@ -34,8 +34,59 @@ fn is_single_threaded() -> bool {
     unsafe { SINGLE_THREADED.load(Relaxed).read_volatile() != 0 }
 }
 
+/// What a lock is for, in the order of taking: a thread may take a lock only if its rank comes after the rank of every lock that the thread
+/// holds. In builds with debug assertions a thread that does otherwise panics, whether or not it would have met another one on the way.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum Rank {
+    /// The table of graphs' private pools.
+    Graphs,
+    /// Held while arenas are made or change their pool.
+    Arenas,
+    /// The options of the default pool.
+    Options,
+    /// The table of created pools.
+    Pools,
+    /// The state of one arena. No thread holds two.
+    Arena,
+    /// The queue of requests that wait for memory.
+    Waiters,
+    /// The list of reclaim callbacks.
+    Callbacks,
+    /// What others were last known to need on each device.
+    Headroom,
+}
+
+/// The ranks of the locks that this thread holds, in builds with debug assertions.
+#[cfg(debug_assertions)]
+mod witness {
+    use super::Rank;
+    use core::cell::Cell;
+
+    thread_local! {
+        /// One bit for each rank.
+        static HELD: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// Before a lock is taken.
+    pub fn take(rank: Rank) {
+        let _ = HELD.try_with(|held| {
+            let above = held.get() >> rank as u32;
+            assert!(above == 0, "a lock of rank {rank:?} was taken out of order: held are {:#b}", held.get());
+            held.set(held.get() | 1 << rank as u32);
+        });
+    }
+
+    /// After it was given back.
+    pub fn give(rank: Rank) {
+        let _ = HELD.try_with(|held| held.set(held.get() & !(1 << rank as u32)));
+    }
+}
+
 /// See the module.
 pub struct Lock<T> {
+    #[cfg(debug_assertions)]
+    rank: Rank,
     word: AtomicU32,
     sleepers: AtomicU32,
     broken: AtomicBool,
@@ -53,8 +104,11 @@ pub struct Guard<'a, T> {
 }
 
 impl<T> Lock<T> {
-    pub const fn new(value: T) -> Self {
+    #[cfg_attr(not(debug_assertions), allow(unused_variables))] // The rank is for the witness alone.
+    pub const fn new(rank: Rank, value: T) -> Self {
         Lock {
+            #[cfg(debug_assertions)]
+            rank,
             word: AtomicU32::new(FREE),
             sleepers: AtomicU32::new(0),
             broken: AtomicBool::new(false),
@@ -64,6 +118,8 @@ impl<T> Lock<T> {
 
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
+        #[cfg(debug_assertions)]
+        witness::take(self.rank);
         // With one thread there is nobody to race with, and an atomic exchange is most of what a cached call costs.
         let taken = if is_single_threaded() {
             let before = self.word.load(Relaxed);
@@ -148,6 +204,8 @@ impl<T> Drop for Guard<'_, T> {
         if self.lock.sleepers.load(Relaxed) != 0 {
             self.lock.wake();
         }
+        #[cfg(debug_assertions)]
+        witness::give(self.lock.rank);
     }
 }
 
@@ -157,7 +215,7 @@ mod tests {
 
     #[test]
     fn excludes() {
-        let lock = Lock::new(0u64);
+        let lock = Lock::new(Rank::Arena, 0u64);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -172,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_panic_leaves_a_mark() {
-        let lock = Lock::new(0);
+        let lock = Lock::new(Rank::Arena, 0);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _held = lock.lock();
             std::panic::resume_unwind(Box::new(()));
@@ -181,5 +239,20 @@ mod tests {
         assert!(lock.take_broken());
         assert!(!lock.take_broken());
         assert_eq!(*lock.lock(), 0);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn the_order_of_ranks_is_kept() {
+        let (outer, inner) = (Lock::new(Rank::Pools, ()), Lock::new(Rank::Arena, ()));
+        let taken_within = |first: &Lock<()>, second: &Lock<()>| {
+            let _first = first.lock();
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(second.lock()))).is_ok()
+        };
+        assert!(taken_within(&outer, &inner));
+        assert!(!taken_within(&inner, &outer), "an inversion");
+        assert!(!taken_within(&inner, &Lock::new(Rank::Arena, ())), "two of one rank");
+        // A panic gave back what it held.
+        assert!(taken_within(&outer, &inner));
     }
 }

@@ -1,13 +1,14 @@
 //! Rung 9: host memory in place of device memory. Slow, so it serves the one request that asked and goes back to the driver once that block is
 //! freed; it is never idle memory for others, and no bytes of the device.
 
-use super::arena::{Arena, Want, host_oom};
 use super::grow::{ROOM_FOR_UNRECLAIMABLE, whole_pages};
 use super::state::State;
+use super::{Arena, IsCaptured};
 use crate::driver::{Api, relaxed};
 use crate::error::{NoHostMemory, Result, Status};
 use crate::heap::{PAGE, block_flags};
-use crate::logging::log_line;
+use crate::logging::{Size, log_line};
+use crate::pool::types::AllocRequest;
 use crate::vmem::{Calls, ChunkOp, UndoFailure};
 
 /// The chunks of an arena that are host memory.
@@ -20,14 +21,14 @@ pub struct Spilled {
 }
 
 impl Spilled {
-    fn reserve(&mut self) -> Result<()> {
-        self.chunks.try_reserve(1).map_err(|_| host_oom(NoHostMemory))
+    fn reserve(&mut self) -> core::result::Result<(), NoHostMemory> {
+        Ok(self.chunks.try_reserve(1)?)
     }
 
     fn add(&mut self, off: u64, len: u64) {
         let at = self.chunks.partition_point(|chunk| *chunk < off);
         self.chunks.insert(at, off); // Reserved above.
-        self.bytes = self.bytes.saturating_add(len);
+        self.bytes += len;
     }
 
     pub fn has(&self, off: u64) -> bool {
@@ -38,28 +39,28 @@ impl Spilled {
     pub fn remove(&mut self, off: u64, len: u64) {
         if let Ok(at) = self.chunks.binary_search(&off) {
             self.chunks.remove(at);
-            self.bytes = self.bytes.saturating_sub(len);
+            self.bytes -= len;
         }
     }
 }
 
 impl Arena {
     /// Serves the request with host memory, if the driver has such for the device.
-    pub(super) fn spill(&self, api: &Api, want: &Want) -> Result<Option<u64>> {
-        let Some(len) = whole_pages(want) else { return Ok(None) };
+    pub fn spill(&self, api: &Api, request: &AllocRequest) -> Result<Option<u64>> {
+        let Some(len) = whole_pages(request) else { return Ok(None) };
         {
             let mut state = self.lock()?;
-            state.addresses.reserve(len).map_err(host_oom)?;
+            state.addresses.reserve(len)?;
             state.spilled.reserve()?;
-            state.unreclaimable.try_reserve(ROOM_FOR_UNRECLAIMABLE).map_err(|_| host_oom(NoHostMemory))?;
+            state.unreclaimable.try_reserve(ROOM_FOR_UNRECLAIMABLE)?;
         }
         let mut calls = Calls::default();
-        let mut piece = ChunkOp::fresh(len);
-        let made = self.mapper.create_on_host(api, &mut piece, want.align.max(PAGE), &mut calls);
+        let mut op = ChunkOp::fresh(len);
+        let made = self.mapper.create_on_host(api, &mut op, request.align.max(PAGE), &mut calls);
         let mut state = self.lock()?;
         state.counters.calls.add(calls);
-        if piece.left != UndoFailure::Nothing {
-            state.keep_one(piece, Vec::new());
+        if op.left != UndoFailure::Nothing {
+            state.keep_one(op, Vec::new());
         }
         match made {
             Ok(()) => {}
@@ -67,32 +68,32 @@ impl Arena {
             Err(Status::POOL_ERROR_NOT_SUPPORTED | Status::POOL_ERROR_OUT_OF_MEMORY) => return Ok(None),
             Err(status) => return Err(status),
         }
-        let booked = if self.is_lost() { Err(self.lost_error()) } else { state.book_spilled(&piece, want) };
+        let booked = if self.is_lost() { Err(self.lost_error()) } else { state.book_spilled(&op, request) };
         drop(state);
         match booked {
             Ok(address) => {
                 log_line!(
                     Warn,
-                    "device {}: {} bytes were served with host memory (spill:host), which is slow",
+                    "device {}: {} were served with host memory (spill:host), which is slow",
                     self.device(),
-                    want.size
+                    Size(request.size)
                 );
                 Ok(Some(address))
             }
             Err(status) => {
                 let mut calls = Calls::default();
-                let gone = relaxed(api, || self.mapper.discard_host(api, &mut piece, &mut calls));
+                let gone = relaxed(api, || self.mapper.discard_host(api, &mut op, &mut calls));
                 let mut state = self.lock()?;
                 state.counters.calls.add(calls);
-                if gone.is_err() || piece.left != UndoFailure::Nothing {
-                    state.keep_one(piece, Vec::new());
+                if gone.is_err() || op.left != UndoFailure::Nothing {
+                    state.keep_one(op, Vec::new());
                 }
                 Err(status)
             }
         }
     }
 
-    /// Returns what is freed and finished with of the host's memory.
+    /// Returns what of the host's memory is freed and complete.
     pub(super) fn release_spilled(&self, api: &Api) -> Result<()> {
         if self.lock()?.spilled.bytes > 0 {
             self.release_where(api, u64::MAX, &|state, chunk| state.spilled.has(chunk.off))?;
@@ -100,13 +101,13 @@ impl Arena {
         Ok(())
     }
 
-    /// The same for a request that looks for memory; and sees to it that a later one can tell whether the rest is finished with.
-    pub(super) fn look_after_spilled(&self, api: &Api) -> Result<()> {
+    /// The same for a request that looks for memory; and sees to it that a later one can tell whether the rest is complete.
+    pub fn look_after_spilled(&self, api: &Api, is_captured: IsCaptured) -> Result<()> {
         let unsure = {
             let state = self.lock()?;
             state.spilled.bytes > 0 && state.needs_context()
         };
-        if unsure && self.mark_context(api) {
+        if unsure && self.fence_context(api, is_captured) {
             self.poll(api);
         }
         self.release_spilled(api)
@@ -115,19 +116,19 @@ impl Arena {
 
 impl State {
     /// Books a chunk of host memory as the block that it was made for. After an error nothing is booked.
-    fn book_spilled(&mut self, piece: &ChunkOp, want: &Want) -> Result<u64> {
-        let mut info = self.block_info(want)?;
-        info.flags |= block_flags::OWN_ALLOCATION;
+    fn book_spilled(&mut self, op: &ChunkOp, request: &AllocRequest) -> Result<u64> {
+        let mut meta = self.block_meta(request)?;
+        meta.flags |= block_flags::OWN_ALLOCATION;
         // Again, because others may have taken the room that was made before the driver was called.
-        self.addresses.reserve(piece.len).map_err(host_oom)?;
+        self.addresses.reserve(op.len)?;
         self.spilled.reserve()?;
-        let off = self.addresses.add(piece.from, piece.len);
-        if self.heap.add_chunk_region(off, piece.len, piece.handle, Some(info)).is_err() {
+        let off = self.addresses.add(op.from, op.len);
+        if let Err(no_memory) = self.heap.add_chunk_region(off, op.len, op.handle, Some(meta)) {
             self.addresses.remove(off);
-            return Err(host_oom(NoHostMemory));
+            return Err(no_memory.into());
         }
-        self.spilled.add(off, piece.len);
+        self.spilled.add(off, op.len);
         self.counters.spills = self.counters.spills.wrapping_add(1);
-        Ok(self.handed_out(off, want, info.owner))
+        Ok(self.handed_out(off, request, meta.owner))
     }
 }

@@ -1,13 +1,11 @@
 //! The report: an out-of-memory answer in numbers that add up, as a struct and in a sentence.
 
-use super::arena::{Arena, Want};
-use super::owners::{Owner, TAG_SIZE, Tag};
-use super::registry;
-use super::state::State;
 use crate::driver::{Api, relaxed};
 use crate::error::{Status, fail};
-use crate::heap::SHARED;
-use crate::sync::clock::{self, Moment};
+use crate::pool::arena::Arena;
+use crate::pool::registry;
+use crate::pool::types::{AllocRequest, NO_OWNER, Tag, tag_text};
+use crate::sync::clock::Moment;
 use core::cell::Cell;
 use core::fmt::{Display, Formatter};
 
@@ -37,7 +35,7 @@ struct Situation {
     /// In no caller's hands, in all pools on the device.
     idle: u64,
     /// The part of it that the device may still be using.
-    unsettled: u64,
+    pending: u64,
 }
 
 /// The last out-of-memory answer of a thread.
@@ -84,7 +82,7 @@ const NOTHING: OomInfo = OomInfo {
     device_total: 0,
     pools: 0,
     foreign: 0,
-    owners: [([0; TAG_SIZE], 0); OWNERS],
+    owners: [(NO_OWNER, 0); OWNERS],
     advice: Advice::None,
 };
 
@@ -110,156 +108,100 @@ pub fn too_large(requested: u64, largest: u64) -> Status {
     )
 }
 
-/// What the rungs of one climb gained, and how long they took.
-pub struct Climb<'a> {
-    arena: &'a Arena,
-    /// The driver or the limit refused memory.
-    pub refused: bool,
+/// What the rungs that a request climbed gained, and how long they took.
+#[derive(Default)]
+pub struct RungLog {
     tried: u32,
     gained: [u64; RUNGS],
     micros: [u64; RUNGS],
 }
 
-impl<'a> Climb<'a> {
-    pub fn new(arena: &'a Arena) -> Self {
-        Climb { arena, refused: false, tried: 0, gained: [0; RUNGS], micros: [0; RUNGS] }
-    }
-
-    /// Bytes idle in the arena, and bytes that all pools hold on the device.
-    fn measure(&self) -> (u64, u64) {
-        let cached = self.arena.lock().map_or(0, |state| state.heap.bytes().cached);
-        (cached, held_on(self.arena.device()))
-    }
-
-    /// Runs a rung that every miss goes through, and notes its time alone: what it gains serves the request.
-    pub fn first_rung<R>(&mut self, rung: usize, f: impl FnOnce() -> R) -> R {
-        let start = clock::now();
-        let result = f();
-        self.note(rung, 0, start);
-        result
-    }
-
-    fn note(&mut self, rung: usize, gain: u64, start: Moment) {
+impl RungLog {
+    /// Notes a rung that began at `start` and has just ended.
+    pub fn note(&mut self, rung: usize, gain: u64, start: Moment) {
         if let (Some(gained), Some(spent)) = (self.gained.get_mut(rung), self.micros.get_mut(rung)) {
-            *gained = gained.saturating_add(gain);
-            *spent = spent.saturating_add(start.elapsed().as_micros() as u64);
+            *gained += gain;
+            *spent += start.elapsed().as_micros() as u64;
             self.tried |= 1 << rung;
         }
     }
-
-    /// Runs a rung, and notes what became idle or went back to the driver meanwhile.
-    pub fn rung<R>(&mut self, rung: usize, f: impl FnOnce() -> R) -> R {
-        let (cached, held) = self.measure();
-        let start = clock::now();
-        let result = f();
-        let (cached_after, held_after) = self.measure();
-        let gain = cached_after.saturating_sub(cached).saturating_add(held.saturating_sub(held_after));
-        self.note(rung, gain, start);
-        result
-    }
-
-    /// Answers out of memory, with the numbers as they are now.
-    pub fn out_of_memory(&self, api: &Api, want: &Want, capturing: bool) -> Status {
-        let arena = self.arena;
-        let asked = relaxed(api, || arena.mapper.device_memory(api));
-        let (idle, unsettled) = idle_on(arena.device());
-        let (pools, elsewhere) = (held_on(arena.device()), arena.held_elsewhere());
-        let Ok(mut state) = arena.lock() else { return Status::POOL_ERROR_INTERNAL };
-        state.counters.oom = state.counters.oom.wrapping_add(1);
-        // Of a device that the driver says nothing about, only what the pools hold is known.
-        let mut info = state.oom_info(self, want, asked.unwrap_or((0, pools)), pools);
-        // The limit is one for all contexts of the device, and only for device memory.
-        let held = info.live.saturating_sub(state.spilled.bytes).saturating_add(elsewhere);
-        let limit = state.options.limit(arena.total);
-        let limited = limit < arena.total && held.saturating_add(want.size) > limit;
-        info.advice = info.advise(Situation { limited, capturing, idle, unsettled });
-        remember(info);
-        fail(Status::POOL_ERROR_OUT_OF_MEMORY, format_args!("{info}"))
-    }
 }
 
-/// Bytes that all pools hold on a device.
-fn held_on(device: i32) -> u64 {
-    let held = |arena: &Arena| arena.lock().map_or(0, |state| state.on_device());
-    registry::on(device).map(held).fold(0, u64::saturating_add)
-}
-
-/// Bytes on a device that pools could give up, and how many of them the device may still be using.
-fn idle_on(device: i32) -> (u64, u64) {
-    let mut sums = (0u64, 0u64);
-    for arena in registry::on(device) {
-        let Ok(state) = arena.lock() else { continue };
-        let bytes = state.heap.bytes();
-        let idle = if state.options.pinned { 0 } else { bytes.cached.saturating_add(bytes.pending) };
-        sums.0 = sums.0.saturating_add(idle);
-        sums.1 = sums.1.saturating_add(if state.is_unsettled() { idle } else { 0 });
-    }
-    sums
-}
-
-impl State {
-    fn oom_info(&mut self, climb: &Climb, want: &Want, device: (u64, u64), pools: u64) -> OomInfo {
-        let bytes = self.heap.bytes();
-        let stream = self.stream(want.key).unwrap_or(SHARED);
-        let limit = self.options.limit(climb.arena.total);
-        let (device_free, device_total, pools) = consistent(device, pools.max(self.on_device()));
-        let mut owners = [([0; TAG_SIZE], 0); OWNERS];
-        for (slot, owner) in owners.iter_mut().zip(self.owners.largest::<OWNERS>()) {
-            *slot = owner.map_or(([0; TAG_SIZE], 0), |Owner { tag, live_bytes }| (tag, live_bytes));
-        }
-        OomInfo {
-            requested: want.size,
-            device: climb.arena.device(),
-            tried: climb.tried,
-            gained: climb.gained,
-            micros: climb.micros,
-            live: bytes.live,
-            cached: bytes.cached,
-            pending: bytes.pending,
-            overhead: bytes.overhead,
-            reserved: bytes.mapped,
-            limit: if limit == u64::MAX { 0 } else { limit },
-            largest_free: self.heap.largest_free(stream),
-            device_free,
-            device_total,
-            pools,
-            foreign: device_total.saturating_sub(device_free).saturating_sub(pools),
-            owners,
-            advice: Advice::None,
-        }
-    }
+/// Answers out of memory, with the numbers as they are now.
+pub fn out_of_memory(
+    api: &Api,
+    arena: &Arena,
+    request: &AllocRequest,
+    capturing: bool,
+    log: &RungLog,
+) -> Status {
+    let asked = relaxed(api, || arena.mapper.device_memory(api));
+    let (idle, pending) = registry::idle_on(arena.device());
+    let (pools, elsewhere) = (registry::held_on(arena.device()), registry::held_elsewhere(arena));
+    let Ok(mut state) = arena.lock() else { return Status::POOL_ERROR_INTERNAL };
+    state.count_oom();
+    let limit = state.options().limit(arena.total);
+    // The limit is one for all contexts of the device, and only for device memory.
+    let held = state.bytes().live.saturating_sub(state.spilled()) + elsewhere;
+    let limited = limit < arena.total && held + request.size > limit;
+    // Of a device that the driver says nothing about, only what the pools hold is known.
+    let (device_free, device_total, pools) =
+        consistent(asked.unwrap_or((0, pools)), pools.max(state.on_device()));
+    let bytes = state.bytes();
+    let mut info = OomInfo {
+        requested: request.size,
+        device: arena.device(),
+        tried: log.tried,
+        gained: log.gained,
+        micros: log.micros,
+        live: bytes.live,
+        cached: bytes.cached,
+        pending: bytes.pending,
+        overhead: bytes.overhead,
+        reserved: bytes.mapped,
+        limit: if limit == u64::MAX { 0 } else { limit },
+        largest_free: state.largest_free(request.key),
+        device_free,
+        device_total,
+        pools,
+        // What adds up by the lines before.
+        foreign: device_total - device_free - pools,
+        owners: state.largest_owners().map(|o| o.map_or((NO_OWNER, 0), |o| (o.tag, o.live_bytes))),
+        advice: Advice::None,
+    };
+    drop(state);
+    info.advice = info.advise(Situation { limited, capturing, idle, pending });
+    remember(info);
+    fail(Status::POOL_ERROR_OUT_OF_MEMORY, format_args!("{info}"))
 }
 
 /// The device's free and total bytes, and what all pools hold. They were read one after the other, while other threads took and gave back
 /// memory: what pools hold is not free any more.
 fn consistent((free, total): (u64, u64), pools: u64) -> (u64, u64, u64) {
     let pools = pools.min(total);
-    (free.min(total.saturating_sub(pools)), total, pools)
+    (free.min(total - pools), total, pools)
 }
 
 impl OomInfo {
     /// The first that fits, from what is easiest to change to what is hardest.
     fn advise(&self, now: Situation) -> Advice {
         let wanted = self.requested;
-        let could_be_had = self.device_free.saturating_add(now.idle);
+        let could_be_had = self.device_free + now.idle;
         // What is larger than the device nobody can make room for.
         if wanted > self.device_total {
             return Advice::UseLess;
         }
-        if now.capturing
-            && self.cached.saturating_add(self.pending).saturating_add(self.device_free) >= wanted
-        {
+        if now.capturing && self.cached + self.pending + self.device_free >= wanted {
             return Advice::EndCapture;
         }
         // Only if the device has what the limit keeps back.
         if now.limited && could_be_had >= wanted {
             return Advice::RaiseLimit;
         }
-        if now.unsettled > 0 && could_be_had >= wanted && could_be_had.saturating_sub(now.unsettled) < wanted
-        {
+        if now.pending > 0 && could_be_had >= wanted && could_be_had - now.pending < wanted {
             return Advice::Wait;
         }
-        if self.device_free.saturating_add(self.cached) >= wanted {
+        if self.device_free + self.cached >= wanted {
             return Advice::Defragment;
         }
         if self.foreign >= wanted || self.foreign > self.live {
@@ -290,8 +232,7 @@ impl Display for OomInfo {
             write!(f, "{}", self.limit)?
         }
         for (tag, bytes) in self.owners.iter().filter(|(_, bytes)| *bytes > 0) {
-            let tag = tag.split(|byte| *byte == 0).next().unwrap_or_default();
-            write!(f, "; {}: {bytes}", tag.escape_ascii())?;
+            write!(f, "; {}: {bytes}", tag_text(tag).escape_ascii())?;
         }
         write!(
             f,
@@ -363,7 +304,7 @@ mod tests {
         let plain = Situation::default();
         let limited = Situation { limited: true, ..plain };
         let capturing = Situation { capturing: true, ..plain };
-        let unsettled = Situation { idle: 80, unsettled: 80, ..plain };
+        let pending = Situation { idle: 80, pending: 80, ..plain };
         assert_eq!(OomInfo { requested: 1000, ..info(50, 0, 50, 400) }.advise(limited), Advice::UseLess);
         assert_eq!(info(500, 0, 50, 10).advise(plain), Advice::UseLess);
         assert_eq!(info(500, 0, 50, 400).advise(plain), Advice::FreeForeign);
@@ -372,7 +313,7 @@ mod tests {
         assert_eq!(info(50, 0, 50, 400).advise(limited), Advice::FreeForeign);
         assert_eq!(info(500, 200, 50, 0).advise(capturing), Advice::EndCapture);
         assert_eq!(info(500, 20, 50, 0).advise(capturing), Advice::UseLess);
-        assert_eq!(info(500, 80, 50, 10).advise(unsettled), Advice::Wait);
-        assert_eq!(info(500, 80, 10, 10).advise(unsettled), Advice::UseLess);
+        assert_eq!(info(500, 80, 50, 10).advise(pending), Advice::Wait);
+        assert_eq!(info(500, 80, 10, 10).advise(pending), Advice::UseLess);
     }
 }

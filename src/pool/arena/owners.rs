@@ -1,15 +1,11 @@
 //! Owner tags: short names that callers give their blocks, kept once each.
 
 use crate::error::NoHostMemory;
+use crate::pool::types::{TAG_SIZE, Tag};
 
-/// Bytes of a tag, with its terminating zero.
-pub const TAG_SIZE: usize = 32;
 /// How many different tags are told apart; a limit, because a caller may make one up for every block. Further ones share
 /// the last entry.
-const MOST: usize = 512;
-
-/// A tag, zero-filled.
-pub type Tag = [u8; TAG_SIZE];
+const MAX_OWNERS: usize = 512;
 
 /// What is known of the blocks of one owner.
 #[derive(Clone, Copy)]
@@ -34,16 +30,16 @@ impl Owners {
             return Ok(0);
         }
         if let Some(at) = self.list.iter().position(|o| o.tag == *tag) {
-            return Ok(at.saturating_add(1) as u16);
+            return Ok((at + 1) as u16);
         }
-        if self.list.len() < MOST {
-            let last = self.list.len() == MOST - 1;
+        if self.list.len() < MAX_OWNERS {
+            let last = self.list.len() == MAX_OWNERS - 1;
             let mut tag = *tag;
             if last {
                 tag = [0; TAG_SIZE];
                 tag.iter_mut().zip(b"(others)").for_each(|(to, from)| *to = *from);
             }
-            self.list.try_reserve(1).map_err(|_| NoHostMemory)?;
+            self.list.try_reserve(1)?;
             self.list.push(Owner { tag, live_bytes: 0 });
         }
         Ok(self.list.len() as u16)
@@ -52,14 +48,14 @@ impl Owners {
     #[inline]
     pub fn add(&mut self, owner: u16, bytes: u64) {
         if let Some(owner) = self.at(owner) {
-            owner.live_bytes = owner.live_bytes.saturating_add(bytes);
+            owner.live_bytes += bytes;
         }
     }
 
     #[inline]
     pub fn subtract(&mut self, owner: u16, bytes: u64) {
         if let Some(owner) = self.at(owner) {
-            owner.live_bytes = owner.live_bytes.saturating_sub(bytes);
+            owner.live_bytes -= bytes;
         }
     }
 
@@ -105,7 +101,7 @@ mod tests {
         assert_eq!(owners.intern(&tag("")), Ok(0));
         let a = owners.intern(&tag("weights")).unwrap();
         assert_eq!(owners.intern(&tag("weights")), Ok(a));
-        for i in 0..2 * MOST {
+        for i in 0..2 * MAX_OWNERS {
             owners.intern(&tag(&format!("tag {i}"))).unwrap();
         }
         let last = owners.intern(&tag("one more")).unwrap();

@@ -7,7 +7,7 @@
 use crate::driver::lifecycle::check_running;
 use crate::error::{Result, bail};
 use crate::sync::clock;
-use crate::sync::lock::Lock;
+use crate::sync::lock::{Lock, Rank};
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -17,7 +17,7 @@ use core::time::Duration;
 pub type Callback = unsafe extern "C" fn(user: *mut c_void, device: c_int, wanted: usize) -> usize;
 
 /// Most callbacks at a time. A limit, so that the list needs no memory when memory has run out; a process has a few runtimes.
-const MOST: usize = 64;
+const MAX_CALLBACKS: usize = 64;
 
 /// How often the callbacks are gone through while they claim to free memory. A limit, because a claim need not be true.
 const ROUNDS: usize = 8;
@@ -34,10 +34,10 @@ struct Entry {
 }
 
 struct List {
-    entries: [Option<Entry>; MOST],
+    entries: [Option<Entry>; MAX_CALLBACKS],
 }
 
-static LIST: Lock<List> = Lock::new(List { entries: [None; MOST] });
+static LIST: Lock<List> = Lock::new(Rank::Callbacks, List { entries: [None; MAX_CALLBACKS] });
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
@@ -50,7 +50,7 @@ pub fn add(callback: Callback, user: *mut c_void, priority: c_int) -> Result<u64
     check_running()?;
     let mut list = LIST.lock();
     let Some(slot) = list.entries.iter_mut().find(|entry| entry.is_none()) else {
-        bail!(POOL_ERROR_NOT_SUPPORTED, "there are {MOST} reclaim callbacks already");
+        bail!(POOL_ERROR_NOT_SUPPORTED, "there are {MAX_CALLBACKS} reclaim callbacks already");
     };
     let id = NEXT.fetch_add(1, Relaxed);
     *slot = Some(Entry { id, priority, callback, user: user as usize, running: 0, removed: false });

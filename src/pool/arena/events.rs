@@ -1,26 +1,27 @@
-//! Settling: recording marks, finding out which are complete, and waiting for them.
+//! Events: recording fences, finding out which are complete, and waiting for them.
 //!
-//! The lock is never held across a driver call: marks are copied out, asked about, and taken off
+//! The lock is never held across a driver call: fences are copied out, asked about, and taken off
 //! afterwards if they are still there.
 
-use super::arena::{Arena, host_oom};
-use super::order::{Mark, StreamKey, Whose};
+use super::fence::{Fence, Whose};
 use super::state::State;
+use super::{Arena, IsCaptured};
 use crate::driver::{Api, Event, code, is_capturing, is_non_blocking, relaxed};
 use crate::error::Result;
 use crate::heap::{SHARED, StreamId};
 use crate::logging::log_line;
+use crate::pool::types::{LEGACY, StreamKey};
 use crate::sync::clock::{self, Moment};
 use core::time::Duration;
 
 /// `CU_EVENT_DISABLE_TIMING`: a plain event, the cheapest to record and to query.
 const EVENT_FLAGS: u32 = 2;
-/// In place of whose a mark is, if it is not complete.
+/// In place of whose a fence is, if it is not complete.
 const NOT_DONE: Whose = StreamId::MAX;
-/// Most marks asked about at once; the others come next time.
-const POLL: usize = 32;
+/// Most fences asked about at once; the others come next time.
+const MAX_POLLED: usize = 32;
 
-/// What asking about marks came to.
+/// What asking about fences came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Polled {
     /// Some were complete.
@@ -34,7 +35,7 @@ pub enum Polled {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waited {
     /// Nothing is left to wait for.
-    Settled,
+    Complete,
     /// Time ran out.
     TimeIsUp,
     /// No word will come: a capture forbids asking, or the driver answers with an error.
@@ -65,15 +66,15 @@ impl Arena {
         let capturing = self.mapper.context.with(api, || is_capturing(api, key.handle))?;
         let hidden = capturing == Some(true) && is_non_blocking(api, key.handle);
         let mut state = self.lock()?;
-        let stream = state.stream(key).map_err(host_oom)?;
+        let stream = state.stream(key)?;
         state.set_captured(stream, hidden);
         // Where the driver cannot tell, the caller keeps to what is allowed in a capture.
         Ok(capturing.unwrap_or(true))
     }
 
-    /// Records a mark on the stream that the current call carries. Does nothing while the stream is captured: the event would become
-    /// part of the graph. A failure leaves the frees to a later mark.
-    pub fn mark_stream(&self, api: &Api, key: StreamKey) {
+    /// Records a fence on the stream that the current call carries. Does nothing while the stream is captured: the event would become
+    /// part of the graph. A failure leaves the frees to a later fence.
+    pub fn fence_stream(&self, api: &Api, key: StreamKey) {
         if !matches!(self.look_for_capture(api, key), Ok(false)) {
             return;
         }
@@ -95,7 +96,7 @@ impl Arena {
         let unused = match stream.and_then(|stream| state.streams.get_mut(stream as usize)) {
             Some(stream) => {
                 stream.covered = stream.covered.max(seq);
-                stream.marks.push(Mark { event, seq })
+                stream.fences.push(Fence { event, seq })
             }
             None => Some(event),
         };
@@ -104,9 +105,9 @@ impl Arena {
         }
     }
 
-    /// Records a mark of the whole context, which covers every free so far, if the driver can (from 12.5) and nothing is
+    /// Records a fence of the whole context, which covers every free so far, if the driver can (from 12.5) and nothing is
     /// known to be captured in the context: the call would break the capture.
-    pub fn mark_context(&self, api: &Api) -> bool {
+    pub fn fence_context(&self, api: &Api, is_captured: IsCaptured) -> bool {
         let Some(record) = api.ctx_record_event else { return false };
         let seq = {
             let Ok(state) = self.lock() else { return false };
@@ -115,7 +116,7 @@ impl Arena {
             }
             state.heap.seq()
         };
-        if self.is_captured() || self.legacy_is_captured(api) {
+        if is_captured() || self.legacy_is_captured(api) {
             return false;
         }
         let Some(event) = self.take_event(api) else { return false };
@@ -123,12 +124,12 @@ impl Arena {
         // SAFETY: the context and the event are ours.
         let result = relaxed(api, || context.with(api, || unsafe { record(context.handle, event) }));
         if !matches!(result, Ok(code::SUCCESS)) {
-            log_line!(Warn, "cuCtxRecordEvent answered {result:?}: freed memory waits for a later mark");
+            log_line!(Warn, "cuCtxRecordEvent answered {result:?}: freed memory waits for a later fence");
             self.give_event(event);
             return false;
         }
         let Ok(mut state) = self.lock() else { return false };
-        let replaced = state.marks.push(Mark { event, seq });
+        let replaced = state.fences.push(Fence { event, seq });
         state.cover_all(seq);
         if let Some(event) = replaced {
             state.keep_event(event);
@@ -138,26 +139,26 @@ impl Arena {
 
     /// Whether a blocking stream of the context is captured; the legacy stream tells without harm.
     fn legacy_is_captured(&self, api: &Api) -> bool {
-        let asked = self.mapper.context.with(api, || is_capturing(api, super::order::LEGACY));
+        let asked = self.mapper.context.with(api, || is_capturing(api, LEGACY));
         asked.ok().flatten().unwrap_or(true)
     }
 
-    /// Asks about marks, and settles what they covered.
+    /// Asks about fences, and settles what they covered.
     pub fn poll(&self, api: &Api) -> Polled {
         let mut polled = Polled::Nothing;
         loop {
-            let mut asked: [(Whose, Mark); POLL] = [(SHARED, Mark::default()); POLL];
+            let mut asked: [(Whose, Fence); MAX_POLLED] = [(SHARED, Fence::default()); MAX_POLLED];
             let Ok(state) = self.lock() else { return polled };
-            let count = state.oldest_marks(&mut asked);
+            let count = state.oldest_fences(&mut asked);
             drop(state);
             let asked = asked.get_mut(..count).unwrap_or_default();
             let (mut complete, mut failed) = (0, None);
             if !asked.is_empty() {
                 relaxed(api, || {
-                    for (whose, mark) in asked.iter_mut() {
-                        // SAFETY: the pool never destroys an event. If another thread took the mark off meanwhile and the
-                        // event serves another one, the answer finds no such mark below.
-                        match unsafe { (api.event_query)(mark.event) } {
+                    for (whose, fence) in asked.iter_mut() {
+                        // SAFETY: the pool never destroys an event. If another thread took the fence off meanwhile and the
+                        // event serves another one, the answer finds no such fence below.
+                        match unsafe { (api.event_query)(fence.event) } {
                             code::SUCCESS => complete += 1,
                             result => {
                                 *whose = NOT_DONE;
@@ -168,20 +169,17 @@ impl Arena {
                 });
             }
             if let Some(result) = failed {
-                log_line!(
-                    Warn,
-                    "cuEventQuery answered {result}: freed memory cannot be told to be finished with"
-                );
+                log_line!(Warn, "cuEventQuery answered {result}: freed memory cannot be told to be complete");
                 polled = Polled::Failed;
             }
             if complete == 0 {
                 return polled;
             }
             let Ok(mut state) = self.lock() else { return polled };
-            for (whose, mark) in asked.iter().filter(|(whose, _)| *whose != NOT_DONE) {
-                state.complete(*whose, *mark);
+            for (whose, fence) in asked.iter().filter(|(whose, _)| *whose != NOT_DONE) {
+                state.complete(*whose, *fence);
             }
-            state.settle();
+            state.retire();
             if polled == Polled::Failed {
                 return polled;
             }
@@ -189,29 +187,30 @@ impl Arena {
         }
     }
 
-    /// Waits until everything freed by the count of `freed` is finished with, `served` says that it is enough, or time runs out. Must not be
+    /// Waits until everything freed by the count of `freed` is complete, `served` says that it is enough, or time runs out. Must not be
     /// called in a capture.
     pub fn wait(
         &self,
         api: &Api,
+        is_captured: IsCaptured,
         deadline: Moment,
         freed: u64,
         mut served: impl FnMut(&mut State) -> Result<bool>,
     ) -> Result<Waited> {
         let mut pause = Duration::from_micros(10);
         loop {
-            // Whether all that was freed will be told to be finished with, sooner or later.
+            // Whether all that was freed will be told to be complete, sooner or later.
             let covered = !self.lock()?.needs_context()
-                || self.mark_context(api)
-                || (api.ctx_record_event.is_none() && self.synchronize(api)?);
+                || self.fence_context(api, is_captured)
+                || (api.ctx_record_event.is_none() && self.synchronize(api, is_captured)?);
             let polled = self.poll(api);
             let mut state = self.lock()?;
-            if served(&mut state)? || !state.is_unsettled_since(freed) {
-                return Ok(Waited::Settled);
+            if served(&mut state)? || !state.is_pending_since(freed) {
+                return Ok(Waited::Complete);
             }
-            let marked = !state.marks.is_empty() || state.streams.iter().any(|s| !s.marks.is_empty());
+            let fenced = !state.fences.is_empty() || state.streams.iter().any(|s| !s.fences.is_empty());
             drop(state);
-            if !(covered || marked) || polled == Polled::Failed {
+            if !(covered || fenced) || polled == Polled::Failed {
                 return Ok(Waited::InVain);
             }
             if clock::now() >= deadline {
@@ -222,10 +221,38 @@ impl Arena {
         }
     }
 
-    /// For drivers without marks of the context: waits for all of its work. False where that cannot be done.
-    pub(super) fn synchronize(&self, api: &Api) -> Result<bool> {
+    /// Waits until chunks of so many bytes are idle, or nothing is left to wait for.
+    pub fn wait_for_idle(
+        &self,
+        api: &Api,
+        is_captured: IsCaptured,
+        deadline: Moment,
+        freed: u64,
+        bytes: u64,
+    ) -> Result<Waited> {
+        if self.lock()?.has_idle(bytes) {
+            return Ok(Waited::Complete);
+        }
+        let mut seen = self.lock()?.progress();
+        self.wait(api, is_captured, deadline, freed, |state| Ok(state.has_more_idle(bytes, &mut seen)))
+    }
+
+    /// Finds out what of all that was freed is complete now; on drivers without events of the context, by waiting for it. True if
+    /// some of it is.
+    pub fn ask_about_context(&self, api: &Api, is_captured: IsCaptured) -> Result<bool> {
+        if !self.lock()?.needs_context() {
+            return Ok(false);
+        }
+        if api.ctx_record_event.is_none() {
+            return self.synchronize(api, is_captured);
+        }
+        Ok(self.fence_context(api, is_captured) && self.poll(api) == Polled::Progress)
+    }
+
+    /// For drivers without fences of the context: waits for all of its work. False where that cannot be done.
+    fn synchronize(&self, api: &Api, is_captured: IsCaptured) -> Result<bool> {
         let seq = self.lock()?.heap.seq();
-        if self.is_captured() || self.legacy_is_captured(api) {
+        if is_captured() || self.legacy_is_captured(api) {
             return Ok(false);
         }
         // SAFETY: waits for the context, which is current meanwhile.
@@ -235,7 +262,7 @@ impl Arena {
         if result == code::SUCCESS {
             state.cover_all(seq);
             state.done = state.done.max(seq);
-            state.settle();
+            state.retire();
         }
         Ok(result == code::SUCCESS)
     }
@@ -257,35 +284,35 @@ impl State {
         }
     }
 
-    fn oldest_marks(&self, out: &mut [(Whose, Mark); POLL]) -> usize {
-        let context = self.marks.oldest().map(|m| (SHARED, m));
+    fn oldest_fences(&self, out: &mut [(Whose, Fence); MAX_POLLED]) -> usize {
+        let context = self.fences.oldest().map(|m| (SHARED, m));
         let streams = self.streams.iter().enumerate().skip(1);
-        let streams = streams.filter_map(|(id, s)| s.marks.oldest().map(|m| (id as Whose, m)));
+        let streams = streams.filter_map(|(id, s)| s.fences.oldest().map(|m| (id as Whose, m)));
         let mut count = 0;
-        for (slot, mark) in out.iter_mut().zip(context.into_iter().chain(streams)) {
-            *slot = mark;
+        for (slot, fence) in out.iter_mut().zip(context.into_iter().chain(streams)) {
+            *slot = fence;
             count += 1;
         }
         count
     }
 
-    /// A mark was seen complete; everything it covers is finished with.
-    fn complete(&mut self, whose: Whose, mark: Mark) {
+    /// A fence was seen complete; everything it covers is complete.
+    fn complete(&mut self, whose: Whose, fence: Fence) {
         if whose == SHARED {
-            if self.marks.pop(mark) {
-                self.done = self.done.max(mark.seq);
-                self.keep_event(mark.event);
+            if self.fences.pop(fence) {
+                self.done = self.done.max(fence.seq);
+                self.keep_event(fence.event);
             }
         } else if let Some(stream) = self.streams.get_mut(whose as usize)
-            && stream.marks.pop(mark)
+            && stream.fences.pop(fence)
         {
-            stream.done = stream.done.max(mark.seq);
-            self.keep_event(mark.event);
+            stream.done = stream.done.max(fence.seq);
+            self.keep_event(fence.event);
         }
     }
 
-    /// Makes everyone's what is finished with.
-    pub fn settle(&mut self) {
+    /// Makes everyone's what is complete.
+    pub(super) fn retire(&mut self) {
         self.heap.complete_pending(self.done);
         if self.heap.merge_all {
             return;
@@ -297,17 +324,17 @@ impl State {
     }
 
     /// Whether something was freed that only a word about the whole context can settle.
-    pub(super) fn needs_context(&self) -> bool {
+    pub fn needs_context(&self) -> bool {
         self.heap.has_pending() || (1..self.heap.streams()).any(|id| self.is_uncovered(id))
     }
 
     /// Whether freed memory waits for the device, as pending blocks or as free memory of a stream.
-    pub fn is_unsettled(&self) -> bool {
-        self.is_unsettled_since(u64::MAX)
+    pub fn is_pending(&self) -> bool {
+        self.is_pending_since(u64::MAX)
     }
 
     /// Whether some of that may have been freed by the count of `freed`.
-    pub fn is_unsettled_since(&self, freed: u64) -> bool {
+    pub fn is_pending_since(&self, freed: u64) -> bool {
         let mut streams = self.streams.iter().enumerate().skip(1);
         (self.heap.has_pending() && self.done < freed)
             || streams.any(|(id, s)| {

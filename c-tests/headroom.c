@@ -1,4 +1,4 @@
-/* reserve.c: the device reserve. Once somebody beside the pools has asked for memory, some is left free for the next time: as
+/* headroom.c: the headroom. Once somebody beside the pools has asked for memory, some is left free for the next time: as
  * much as was asked for, capped, fading, and never at the price of an own request. What others once wanted is remembered
  * as long as the process lives, so each test has one of its own. */
 
@@ -18,13 +18,13 @@ static void start(uint64_t most) {
   }
   defaults = options = default_options();
   by_malloc = options.backend == POOL_BACKEND_MALLOC;
-  options.reserve_bytes = most;
-  options.reserve_percent = 0;
+  options.headroom_bytes = most;
+  options.headroom_percent = 0;
   CHECK_STATUS(POOL_OK, pool_configure(&options));
 }
 
-static uint64_t reserve_of(pool_t *pool) {
-  return pool_stats_of(pool, 0).reserve_bytes;
+static uint64_t headroom_of(pool_t *pool) {
+  return pool_stats_of(pool, 0).headroom_bytes;
 }
 
 static size_t device_free(void) {
@@ -42,16 +42,16 @@ static int the_next_foreign_allocation_does_not_fail(void) {
   int i;
   start(GIB);
   idle_on(NULL, 16, GIB / 2);
-  CHECK_EQ(reserve_of(NULL), 0);
+  CHECK_EQ(headroom_of(NULL), 0);
   CHECK_EQ(cu.MemAlloc(&foreign[0], GIB), 2);
   CHECK_STATUS(POOL_OK, pool_reclaim(0, GIB, &released));
-  CHECK_NEARLY(reserve_of(NULL), GIB);
-  /* What was wanted, and the reserve for the next one; not much more. */
+  CHECK_NEARLY(headroom_of(NULL), GIB);
+  /* What was wanted, and the headroom for the next one; not much more. */
   CHECK(released >= 2 * GIB - 100 * MIB && released <= 2 * GIB + (by_malloc ? GIB / 2 : 200 * MIB));
   CHECK_EQ(released, device_free());
   CU(MemAlloc(&foreign[0], GIB));
   CU(MemAlloc(&foreign[1], GIB / 100 * 95));
-  /* The reserve was for that; now the pool's next growth, or the next to ask, has it filled up. */
+  /* The headroom was for that; now the pool's next growth, or the next to ask, has it filled up. */
   CHECK_STATUS(POOL_OK, pool_reclaim(0, GIB, &released));
   CU(MemAlloc(&foreign[2], GIB));
   CHECK(device_free() >= GIB / 100 * 90);
@@ -68,33 +68,33 @@ static int capped_and_switched_off(void) {
   size_t released = 0;
   start(GIB);
   options = defaults;
-  options.reserve_percent = 0;
-  options.reserve_bytes = 100 * MIB;
+  options.headroom_percent = 0;
+  options.headroom_bytes = 100 * MIB;
   small = new_pool(&options);
-  options.reserve_bytes = 0;
+  options.headroom_bytes = 0;
   none = new_pool(&options);
-  options.reserve_percent = 10;
+  options.headroom_percent = 10;
   percent = new_pool(&options);
   take(NULL, 100);
   take(small, 100);
   take(none, 100);
   take(percent, 100);
   CHECK_STATUS(POOL_OK, pool_reclaim(0, 0, &released)); /* nobody wants anything */
-  CHECK_EQ(reserve_of(NULL), 0);
+  CHECK_EQ(headroom_of(NULL), 0);
   CHECK_STATUS(POOL_OK, pool_reclaim(0, 50 * MIB, &released));
-  CHECK_NEARLY(reserve_of(NULL), 50 * MIB);
-  CHECK_NEARLY(reserve_of(small), 50 * MIB);
+  CHECK_NEARLY(headroom_of(NULL), 50 * MIB);
+  CHECK_NEARLY(headroom_of(small), 50 * MIB);
   CHECK_STATUS(POOL_OK, pool_reclaim(0, SIZE_MAX, &released));
-  CHECK_EQ(reserve_of(NULL), GIB);
-  CHECK_EQ(reserve_of(small), 100 * MIB);
-  CHECK_EQ(reserve_of(none), 0);
-  CHECK_EQ(reserve_of(percent), 8 * GIB / 10);
+  CHECK_EQ(headroom_of(NULL), GIB);
+  CHECK_EQ(headroom_of(small), 100 * MIB);
+  CHECK_EQ(headroom_of(none), 0);
+  CHECK_EQ(headroom_of(percent), 8 * GIB / 10);
   /* Who wants less next time does not make the others' need less. */
   CHECK_STATUS(POOL_OK, pool_reclaim(0, MIB, &released));
-  CHECK_EQ(reserve_of(NULL), GIB);
+  CHECK_EQ(headroom_of(NULL), GIB);
   /* The options of the moment count. */
   CHECK_STATUS(POOL_OK, pool_configure(&defaults));
-  CHECK_EQ(reserve_of(NULL), 8 * GIB * 5 / 100);
+  CHECK_EQ(headroom_of(NULL), 8 * GIB * 5 / 100);
   return driver_result();
 }
 
@@ -107,21 +107,21 @@ static int fades(void) {
   take(NULL, 100);
   start_ms = now_ms();
   CHECK_STATUS(POOL_OK, pool_reclaim(0, GIB, &released));
-  before = reserve_of(NULL);
+  before = headroom_of(NULL);
   CHECK_NEARLY(before, GIB);
   sleep_ms(700);
-  after = reserve_of(NULL);
+  after = headroom_of(NULL);
   CHECK(after <= GIB - (uint64_t)((double)GIB * 690 / 60000));
   CHECK(after >= GIB - (uint64_t)((double)GIB * (now_ms() - start_ms + 2) / 60000));
   CHECK(after < before);
   /* Asked again, it is whole again. */
   CHECK_STATUS(POOL_OK, pool_reclaim(0, GIB, &released));
-  CHECK_NEARLY(reserve_of(NULL), GIB);
-  CHECK(reserve_of(NULL) > after);
+  CHECK_NEARLY(headroom_of(NULL), GIB);
+  CHECK(headroom_of(NULL) > after);
   return driver_result();
 }
 
-/* Growth moves what is idle, and leaves the reserve. */
+/* Growth moves what is idle, and leaves the headroom. */
 static int own_idle_memory_goes_first(void) {
   void *live[8], *pieces[8], *block;
   int i;
@@ -155,7 +155,7 @@ static size_t count_calls(void *user, int device, size_t wanted) {
   return 0;
 }
 
-/* With nothing idle an own request has the reserve: nobody is asked, nothing is waited for, and it is not out of memory. */
+/* With nothing idle an own request has the headroom: nobody is asked, nothing is waited for, and it is not out of memory. */
 static int own_requests_come_first(void) {
   CUstream stream;
   void *live, *old, *block;
@@ -182,7 +182,7 @@ static int own_requests_come_first(void) {
   /* No memory was refused. */
   CHECK_EQ(after.oom_recovered_count, before.oom_recovered_count);
   CHECK_STATS(0);
-  /* Beyond the reserve it is as ever. */
+  /* Beyond the headroom it is as ever. */
   CHECK_STATUS(POOL_OK, pool_free_async(block, STREAM_PER_THREAD));
   give(live);
   CHECK_STATUS(POOL_OK, pool_remove_reclaim_callback(id));
@@ -191,7 +191,7 @@ static int own_requests_come_first(void) {
   return driver_result();
 }
 
-/* A captured stream's request may not move anything, so it has the reserve at once. */
+/* A captured stream's request may not move anything, so it has the headroom at once. */
 static int captured_requests_have_it(void) {
   CUstream stream;
   CUgraph graph = NULL;
@@ -223,18 +223,18 @@ static int pools_have_caps_of_their_own(void) {
   void *one, *two;
   start(GIB);
   options = defaults;
-  options.reserve_percent = 0;
-  options.reserve_bytes = 2 * GIB;
+  options.headroom_percent = 0;
+  options.headroom_bytes = 2 * GIB;
   pools[1] = generous = new_pool(&options);
-  options.reserve_bytes = 256 * MIB;
+  options.headroom_bytes = 256 * MIB;
   pools[2] = greedy = new_pool(&options);
   pools[3] = idle = new_pool(&options);
   CHECK_STATUS(POOL_OK, pool_reclaim(0, 2 * GIB, NULL));
   give(take(generous, 100));
   give(take(greedy, 100));
   idle_on(idle, 8, GIB / 2);
-  CHECK_NEARLY(reserve_of(generous), 2 * GIB);
-  CHECK_EQ(reserve_of(greedy), 256 * MIB);
+  CHECK_NEARLY(headroom_of(generous), 2 * GIB);
+  CHECK_EQ(headroom_of(greedy), 256 * MIB);
   /* 4 GiB are free. The first one stops at 2, and takes of what is idle then. */
   one = take(generous, 3 * GIB);
   CHECK(device_free() >= 2 * GIB / 100 * 97);

@@ -4,14 +4,14 @@
 //! and the free take the arena's lock, so that either the search sees the memory or the free sees the waiter. Memory that
 //! comes from outside the pool wakes nobody; for its sake waiters look by themselves now and then.
 
-use super::pools::PoolId;
+use crate::pool::types::PoolId;
 use crate::sync::clock;
-use crate::sync::lock::Lock;
+use crate::sync::lock::{Lock, Rank};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 use core::time::Duration;
 
 /// Most requests that wait at a time. A limit, so that waiting needs no memory; further ones do not wait.
-const MOST: usize = 256;
+const MAX_WAITERS: usize = 256;
 /// A request of at most this share of one that waits is served before it: the thread that has the memory may need a little more of it
 /// to get done.
 const SMALL_SHARE: u64 = 16;
@@ -27,11 +27,11 @@ struct Waiter {
 }
 
 struct Queue {
-    waiting: [Option<Waiter>; MOST],
+    waiting: [Option<Waiter>; MAX_WAITERS],
     next: u64,
 }
 
-static QUEUE: Lock<Queue> = Lock::new(Queue { waiting: [None; MOST], next: 0 });
+static QUEUE: Lock<Queue> = Lock::new(Rank::Waiters, Queue { waiting: [None; MAX_WAITERS], next: 0 });
 /// Counts frees while somebody waited, and changes of the queue. Waiters sleep on it.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
