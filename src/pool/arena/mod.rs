@@ -10,6 +10,7 @@ pub mod grow;
 mod owners;
 pub mod release;
 mod spill;
+mod spilled;
 pub mod state;
 
 pub use owners::Owner;
@@ -23,10 +24,6 @@ use crate::sync::lock::{Guard, Lock, Rank};
 use crate::vmem::Mapper;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use state::State;
-
-/// Blocks of this many bytes and more are worth an event when they are freed in an arena of several streams; smaller ones stay with
-/// their stream until a later fence covers them.
-const FENCE_BYTES: u64 = 1 << 20;
 
 /// Counts uses of arenas, to tell which was used least recently.
 static USES: AtomicU64 = AtomicU64::new(0);

@@ -1,7 +1,7 @@
 //! Release: giving idle memory back to the driver, and what becomes of an arena whose context is gone.
 
 use super::grow::ROOM_FOR_UNRECLAIMABLE;
-use super::spill::Spilled;
+use super::spilled::Spilled;
 use super::state::State;
 use super::{Arena, IsCaptured};
 use crate::driver::{Api, relaxed};

@@ -5,44 +5,11 @@ use super::grow::{ROOM_FOR_UNRECLAIMABLE, whole_pages};
 use super::state::State;
 use super::{Arena, IsCaptured};
 use crate::driver::{Api, relaxed};
-use crate::error::{NoHostMemory, Result, Status};
+use crate::error::{Result, Status};
 use crate::heap::{PAGE, block_flags};
 use crate::logging::{Size, log_line};
 use crate::pool::types::AllocRequest;
 use crate::vmem::{Calls, ChunkOp, UndoFailure};
-
-/// The chunks of an arena that are host memory.
-#[derive(Default)]
-pub struct Spilled {
-    /// Their offsets, in order: each chunk that may be given back is looked for here.
-    chunks: Vec<u64>,
-    /// Theirs, and what of the kind the driver would not take back.
-    pub bytes: u64,
-}
-
-impl Spilled {
-    fn reserve(&mut self) -> core::result::Result<(), NoHostMemory> {
-        Ok(self.chunks.try_reserve(1)?)
-    }
-
-    fn add(&mut self, off: u64, len: u64) {
-        let at = self.chunks.partition_point(|chunk| *chunk < off);
-        self.chunks.insert(at, off); // Reserved above.
-        self.bytes += len;
-    }
-
-    pub fn has(&self, off: u64) -> bool {
-        self.chunks.binary_search(&off).is_ok()
-    }
-
-    /// Forgets the chunk at `off`, if it is one.
-    pub fn remove(&mut self, off: u64, len: u64) {
-        if let Ok(at) = self.chunks.binary_search(&off) {
-            self.chunks.remove(at);
-            self.bytes -= len;
-        }
-    }
-}
 
 impl Arena {
     /// Serves the request with host memory, if the driver has such for the device.

@@ -2,7 +2,7 @@
 
 use super::fence::{Fences, Stream};
 use super::owners::{Owner, Owners};
-use super::spill::Spilled;
+use super::spilled::Spilled;
 use crate::driver::Event;
 use crate::error::{NoHostMemory, Result, Status, fail};
 use crate::heap::{self, Block, BlockMeta, Bytes, Chunk, Heap, NotLive, Part, SHARED, StreamId, block_flags};
@@ -12,6 +12,10 @@ use crate::pool::types::{AllocRequest, BlockInfo, PoolId, StreamKey, tag_text};
 use crate::sync::clock;
 use crate::vmem::address_map::AddressMap;
 use crate::vmem::{Calls, Mapper, Unreclaimable};
+
+/// Blocks of this many bytes and more are worth an event when they are freed in an arena of several streams; smaller ones stay with
+/// their stream until a later fence covers them.
+const FENCE_BYTES: u64 = 1 << 20;
 
 /// Counters of an arena; what the heap counts is not repeated.
 #[derive(Clone, Copy, Default, Debug)]
@@ -246,7 +250,7 @@ impl State {
     /// Whether a block of this length is worth an event when it is freed.
     #[inline]
     pub(super) fn is_worth_a_fence(&self, len: u64) -> bool {
-        len >= super::FENCE_BYTES && !self.heap.merge_all
+        len >= FENCE_BYTES && !self.heap.merge_all
     }
 
     /// Counts a free that is about to be made.
