@@ -142,7 +142,8 @@
 #define POOL_ADVICE_FREE_FOREIGN 2
 
 /**
- * `pool_oom_info.advice`: there is enough, in pieces that could not be moved together. With `backend:malloc`, use `vmm`.
+ * `pool_oom_info.advice`: there is enough, in pieces that could not be moved together. With
+ * `backend:malloc`, use `vmm`.
  */
 #define POOL_ADVICE_DEFRAGMENT 3
 
@@ -157,7 +158,8 @@
 #define POOL_ADVICE_USE_LESS 5
 
 /**
- * `pool_oom_info.advice`: enough was freed, but the device may still be using it; `settle_ms` was too short for that.
+ * `pool_oom_info.advice`: enough was freed, but the device may still be using it; `settle_ms` was too short
+ * for that.
  */
 #define POOL_ADVICE_WAIT 6
 
@@ -187,11 +189,12 @@ typedef enum pool_status {
    */
   POOL_ERROR_INVALID_OPTION = 103,
   /**
-   * The device or the driver cannot do what was asked.
+   * The device, the driver or a limit of this library does not allow what was asked.
    */
   POOL_ERROR_NOT_SUPPORTED = 104,
   /**
-   * The pool cannot be destroyed: blocks of it are live, or a request of it is just taking memory.
+   * The pool cannot be destroyed yet: it has live blocks, another thread is taking memory for it, or a
+   * captured graph uses it.
    */
   POOL_ERROR_IN_USE = 105,
   /**
@@ -243,8 +246,8 @@ typedef enum pool_status {
 typedef struct CUstream_st CUstream_st;
 
 /**
- * A pool of `pool_create`. NULL stands for the process's default pool. The handle of a destroyed pool is never given again, and every
- * function answers it with `POOL_ERROR_INVALID_ARGUMENT`.
+ * A pool of `pool_create`. NULL stands for the process's default pool. The handle of a destroyed pool is
+ * never given again, and every function answers it with `POOL_ERROR_INVALID_ARGUMENT`.
  */
 typedef struct pool_t pool_t;
 
@@ -270,8 +273,9 @@ typedef struct pool_request {
    */
   size_t alignment;
   /**
-   * Device ordinal, or `POOL_DEVICE_CURRENT`, which is also what a shorter struct means. A stream (not a default one) says itself which device
-   * and context: `POOL_ERROR_INVALID_ARGUMENT` if that is another device.
+   * Device ordinal, or `POOL_DEVICE_CURRENT`, which is also what a shorter struct means. A stream other
+   * than the default ones determines device and context itself: if it is on another device, the answer is
+   * `POOL_ERROR_INVALID_ARGUMENT`.
    */
   int32_t device;
   /**
@@ -335,11 +339,12 @@ typedef struct pool_block_info {
 } pool_block_info;
 
 /**
- * A cache of another runtime that can give way: frees up to `wanted` bytes of device memory on `device` if it can, to
- * the driver or to this pool, and returns how many it freed.
+ * A cache of another runtime that can give way: frees up to `wanted` bytes of device memory on `device` if
+ * it can, to the driver or to this pool, and returns how many it freed.
  *
- * It runs on the thread whose request ran out of memory, with no lock of the pool held, and on several threads at once if several
- * run out. It may use the pool. It must return: an exception or a `longjmp` out of it is undefined.
+ * It runs on the thread whose request ran out of memory, with no lock of the pool held, and on several
+ * threads at once if several run out. It may use the pool. It must return: to leave it by an exception or a
+ * `longjmp` is undefined behaviour.
  */
 typedef size_t (*pool_reclaim_fn)(void *user, int device, size_t wanted);
 
@@ -375,9 +380,10 @@ typedef struct pool_options {
    */
   int32_t order;
   /**
-   * Milliseconds: the longest that one request waits for freed memory to be finished with on the
-   * device before it is answered `POOL_ERROR_OUT_OF_MEMORY`. Drivers before 12.5 can only wait for all work
-   * of a context, without a bound; that is done only for memory that was freed device-ordered or not on a stream's last call.
+   * Milliseconds: the longest that one request waits for the device to complete its use of freed memory
+   * before it is answered `POOL_ERROR_OUT_OF_MEMORY`. Drivers before 12.5 can only wait for all work of a
+   * context, without a bound; that is done only for memory that was freed device-ordered or not on a
+   * stream's last call.
    */
   uint32_t settle_ms;
   /**
@@ -385,9 +391,10 @@ typedef struct pool_options {
    */
   int32_t log;
   /**
-   * Key `headroom`, value in bytes: the most device memory that the pool leaves free for others once somebody has asked for some with
-   * `pool_reclaim`. As much as was asked for is left, halving every 30 seconds; idle memory is moved and released rather than the headroom taken,
-   * but no request is answered with out of memory for its sake. 0: `headroom_percent` counts.
+   * Key `headroom`, value in bytes: the most device memory that the pool leaves free for others once
+   * somebody has asked for some with `pool_reclaim`. As much as was asked for is left free, halving every
+   * 30 seconds. The pool moves and releases idle memory before it takes the headroom, but answers no
+   * request with out of memory for its sake. 0: `headroom_percent` counts.
    */
   uint64_t headroom_bytes;
   /**
@@ -395,14 +402,16 @@ typedef struct pool_options {
    */
   uint32_t headroom_percent;
   /**
-   * Milliseconds that a request for which there is no memory waits for other threads' frees before it is answered
-   * `POOL_ERROR_OUT_OF_MEMORY`; first come first served. Requests of at most a sixteenth of one that waits do not queue behind it. Not in a stream
-   * capture nor inside a reclaim callback.
+   * Milliseconds that a request for which there is no memory waits for other threads' frees before it is
+   * answered `POOL_ERROR_OUT_OF_MEMORY`; first come, first served. A request of at most a sixteenth of the
+   * size of one that waits does not queue behind it. Requests in a stream capture or inside a reclaim
+   * callback do not wait.
    */
   uint32_t oom_wait_ms;
   /**
-   * `POOL_SPILL_*`: `off`, or `host`: a request that ends without device memory is served with host memory that the device reaches through its
-   * bus, if the driver can (`HOST` or `HOST_NUMA` locations of `cuMemCreate`, from 12.2). Slow; counted in `pool_stats.spilled_bytes`.
+   * `POOL_SPILL_*`: `off`, or `host`: a request for which there is no device memory is served with host
+   * memory that the device reaches through its bus, if the driver can (`HOST` or `HOST_NUMA` locations of
+   * `cuMemCreate`, from 12.2). Slow; counted in `pool_stats.spilled_bytes`.
    */
   int32_t spill;
   /**
@@ -412,9 +421,10 @@ typedef struct pool_options {
 } pool_options;
 
 /**
- * Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts.
- * At every moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`. With several contexts on the
- * device the counters are sums over them; peaks too, so that these may never have been held together.
+ * Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts. At every
+ * moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`. With several
+ * contexts on the device the counters are sums over them; peaks too, so that these may never have been held
+ * together.
  */
 typedef struct pool_stats {
   /**
@@ -438,11 +448,12 @@ typedef struct pool_stats {
    */
   uint64_t cached_bytes;
   /**
-   * Freed, but not known to be finished with on the device.
+   * Freed, but the device may still be using it.
    */
   uint64_t pending_bytes;
   /**
-   * Mapped, but in no block and not free: tails of slabs.
+   * Held, but neither in a live block nor free: the unused tails of slabs, and memory that the driver
+   * would not take back after an operation that failed (it is offered again).
    */
   uint64_t overhead_bytes;
   /**
@@ -490,12 +501,12 @@ typedef struct pool_stats {
    */
   uint64_t oom_count;
   /**
-   * Requests that the driver refused for memory and that the pool served all the same.
+   * Requests that were refused memory by the driver or the limit, and that the pool served all the same.
    */
   uint64_t oom_recovered_count;
   /**
-   * Device memory kept free for others at the moment: what they have asked for with `pool_reclaim`, as far as the option `headroom` goes and as it
-   * fades.
+   * Device memory that the pool leaves free for others at the moment: what they have asked for with
+   * `pool_reclaim`, as far as the option `headroom` allows, halving over time.
    */
   uint64_t headroom_bytes;
   /**
@@ -513,8 +524,8 @@ typedef struct pool_stats {
 } pool_stats;
 
 /**
- * Why a request of the calling thread was answered `POOL_ERROR_OUT_OF_MEMORY`. Bytes, as they were when the answer was given.
- * `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`, and
+ * Why a request of the calling thread was answered `POOL_ERROR_OUT_OF_MEMORY`. Bytes, as they were when the
+ * answer was given. `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`, and
  * `device_total_bytes = device_free_bytes + pools_bytes + foreign_bytes`.
  *
  * Rungs: 1 search, 2 grow, 3 remap, 4 release in other pools, 5 settle, 6 callbacks, 7 empty everything,
@@ -558,11 +569,11 @@ typedef struct pool_oom_info {
    */
   uint64_t cached_bytes;
   /**
-   * Freed, but not known to be finished with.
+   * Freed, but the device may still be using it.
    */
   uint64_t pending_bytes;
   /**
-   * Mapped, but in no block and not free.
+   * Held, but neither in a live block nor free; see `pool_stats.overhead_bytes`.
    */
   uint64_t overhead_bytes;
   /**
@@ -611,9 +622,8 @@ extern "C" {
  * Allocates `size` bytes of device memory on the device of the calling thread's current context
  * (device 0's primary context where none is current, as the CUDA runtime does).
  *
- * The block is device-ordered: any stream may use it at once, and its memory was finished with
- * by all earlier work when it was handed out. With the option `order:stream:legacy` it is ordered
- * by the legacy default stream instead.
+ * The block is device-ordered: any stream may use it at once, because all earlier work that used its memory
+ * has completed. With the option `order:stream:legacy` it is ordered by the legacy default stream instead.
  *
  * @param out Receives the block, or NULL on failure and for size 0. The caller owns it until
  *            `pool_free` or `pool_free_async`.
@@ -624,14 +634,15 @@ extern "C" {
 enum pool_status pool_alloc(void **out, size_t size);
 
 /**
- * Frees a block, device-ordered: its memory is used again only when all work that was submitted to
- * the context before this call has finished. Returns at once; never waits, never needs memory.
+ * Frees a block, device-ordered: its memory is used again only when all work that was submitted to the
+ * context before this call has completed. Returns at once: it never waits for the device and never needs
+ * host memory.
  *
  * @param ptr A block of any of the allocation functions, from any thread and with any current
  *            context, or NULL (nothing happens, `POOL_OK`).
- * @return `POOL_ERROR_INVALID_POINTER` for anything that is not the start of a block,
- *         `POOL_ERROR_DOUBLE_FREE` where a second free can be told apart,
- *         `POOL_ERROR_CONTEXT_LOST` for a block whose context is gone.
+ * @return `POOL_ERROR_INVALID_POINTER` for anything that is not the start of a live block,
+ *         `POOL_ERROR_DOUBLE_FREE` instead while nothing else has used the block's address since it was
+ *         freed, `POOL_ERROR_CONTEXT_LOST` for a block whose context is gone.
  */
 enum pool_status pool_free(void *ptr);
 
@@ -639,37 +650,38 @@ enum pool_status pool_free(void *ptr);
  * Allocates `size` bytes, stream-ordered: the block may be used by work submitted to `stream` from
  * now on, and on other streams once they are made to wait for this point of `stream`.
  *
- * The fast path: no driver call where the pool has fitting memory of this stream, in a process that has shown it one device and one
- * context; in others the driver is asked for the context. The block is on the device of the stream's
- * context; for the default streams that is the current one, or device 0's primary one. A program with several contexts that uses their
- * default streams must call `pool_alloc` once with each of them current before: until the pool has seen a second context it
- * does not ask. For the same reason stream-ordered calls notice a device reset only with the first request that no idle memory serves.
+ * This is the fast path. In a process with one visible device that uses the pool in one context, a request
+ * that fitting idle memory of this stream can serve makes no driver call; in other processes the driver is
+ * asked which context is meant. The block is on the device of the stream's context; for the default streams
+ * that is the current context, or device 0's primary one. A program with several contexts on one device that
+ * uses their default streams must first call `pool_alloc` once with each of them current: until the pool has
+ * seen a second context it does not ask. For the same reason, stream-ordered calls notice a device reset
+ * only when a request cannot be served from idle memory.
  *
  * @param out Receives the block, or NULL on failure and for size 0.
  * @param size Bytes.
- * @param stream A stream of the current context, not destroyed. The driver may give a new stream the handle of
- *               a destroyed one at once, so wait for a stream's work before you destroy it, if blocks were freed on it.
+ * @param stream A stream of the current context, not destroyed. The driver may give a new stream the handle
+ *               of a destroyed one at once, so wait for a stream's work before you destroy it, if blocks
+ *               were freed on it.
  */
-enum pool_status pool_alloc_async(void **out,
-                                  size_t size,
-                                  struct CUstream_st *stream);
+enum pool_status pool_alloc_async(void **out, size_t size, struct CUstream_st *stream);
 
 /**
  * Frees a block, stream-ordered: the memory may be used again on `stream` at once, and elsewhere
  * only when `stream` has got as far as this call. All uses of the block on other streams must be
  * ordered before this point of `stream`, or have been named with `pool_use_on_stream`.
  *
- * As in CUDA, the allocation itself must be ordered before this point of `stream` too, if it was made on another stream. A stream of
- * another context than the block's is synchronised with.
+ * As in CUDA, if the block was allocated on another stream, that allocation must be ordered before this
+ * point of `stream` too. If `stream` belongs to another context than the block, this call waits for
+ * `stream`.
  *
  * @param ptr A block, or NULL: nothing is freed, `POOL_OK`. Errors as for `pool_free`.
  * @param stream The stream; it is not touched after this call has returned.
  */
-enum pool_status pool_free_async(void *ptr,
-                                 struct CUstream_st *stream);
+enum pool_status pool_free_async(void *ptr, struct CUstream_st *stream);
 
 /**
- * Allocates with everything said explicitly: size, alignment, device, order, owner.
+ * Allocates with everything stated explicitly: pool, size, alignment, device, order, owner.
  *
  * @param out Receives the block, or NULL on failure and for size 0.
  * @param request What is wanted; see `pool_request`.
@@ -677,29 +689,31 @@ enum pool_status pool_free_async(void *ptr,
 enum pool_status pool_alloc_with(void **out, const struct pool_request *request);
 
 /**
- * Says that the block is also used on `stream`: once freed, its memory waits for that stream too.
+ * Declares that the block is also used on `stream`: once freed, its memory waits for that stream too.
  * Call it before the block is freed; work submitted to `stream` until then is covered.
  *
- * Stream capture: while a stream of the context is captured, the pool makes no call that would break the capture: none that is
- * about the whole context, and for a request on the captured stream none that waits, asks events or unmaps. So it may have to
- * answer out of memory, and memory freed device-ordered stays pending. It sees captures of blocking streams by itself. A
- * non-blocking stream it has to be told of, by calling this function with `ptr` NULL right after the capture of `stream` has
- * begun, and again right after it has ended; the second call also ends the restraint, which otherwise lasts ten seconds from
- * the last call that found the stream captured. Memory that the graph uses must stay allocated as long as the graph is launched, and
- * launches must come after the work that was submitted to `stream` before the capture, which may still use that memory.
+ * Stream capture: while a stream of the context is captured, the pool makes no driver call that would break
+ * the capture: none that concerns the whole context, and for a request on the captured stream none that
+ * waits, queries events or unmaps. It may therefore have to answer out of memory, and memory that was freed
+ * device-ordered stays pending. The pool detects captures of blocking streams by itself. It must be told
+ * about the capture of a non-blocking stream: call this function with `ptr` NULL right after the capture of
+ * `stream` has begun, and again right after it has ended. The second call also ends the restrictions, which
+ * otherwise last ten seconds from the last call that found the stream captured. Memory that the graph uses
+ * must stay allocated as long as the graph is launched, and launches must come after the work that was
+ * submitted to `stream` before the capture, which may still use that memory.
  *
- * No call of the driver asks about a capture and acts on the answer at once: a capture that begins while another thread is in a call
- * of the pool that climbs the ladder may be broken by it. Keep other threads out of the pool while you begin a capture (for a non-blocking
- * stream, until this function has been called); a capture that goes on is safe from them.
+ * The driver has no call that checks for a capture and acts in one step, so a capture that begins while
+ * another thread's request is looking for memory may be broken by that request. Keep other threads out of
+ * the pool while you begin a capture (for a non-blocking stream, until this function has been called). A
+ * capture that is under way is safe from them.
  *
  * @param ptr The start of a live block, or NULL: only the stream is looked at.
  * @param stream A stream of the block's context.
  */
-enum pool_status pool_use_on_stream(void *ptr,
-                                    struct CUstream_st *stream);
+enum pool_status pool_use_on_stream(void *ptr, struct CUstream_st *stream);
 
 /**
- * Tells which live block an address lies in. Interior addresses answer too.
+ * Tells which live block an address lies in. Addresses inside a block are answered too.
  *
  * @param ptr Any address.
  * @param info Receives the answer; its `struct_size` must be set. Zeroed on failure.
@@ -708,15 +722,15 @@ enum pool_status pool_use_on_stream(void *ptr,
 enum pool_status pool_query(const void *ptr, struct pool_block_info *info);
 
 /**
- * Tells whether an address lies in memory that the library manages: in a block that is live, or in one that was freed while the memory has
- * not gone back to the driver. For those who stand between a program and the driver, and must not hand the driver what is not its own.
+ * Tells whether an address lies in memory that the library manages: in a live block, or in a freed one whose
+ * memory has not gone back to the driver. It is meant for code between a program and the driver, which must
+ * not pass the driver an address that is not the driver's own.
  *
  * @param ptr Any address.
  * @param owned Receives 1 or 0.
  * @return `POOL_OK` for any address; no driver call is made.
  */
-enum pool_status pool_owns(const void *ptr,
-                           int *owned);
+enum pool_status pool_owns(const void *ptr, int *owned);
 
 /**
  * Gives idle memory back to the driver until at most `keep_bytes` stay cached. Waits (bounded by the
@@ -731,21 +745,21 @@ enum pool_status pool_owns(const void *ptr,
 enum pool_status pool_trim(struct pool_t *pool, int device, size_t keep_bytes, size_t *released);
 
 /**
- * For foreign allocators, in their own out-of-memory path: "somebody on this device needs `wanted_bytes`". Gives back to the driver at
- * least so many bytes of what is idle in any pool, least recently used first; if there is less, it waits (bounded by `settle_ms`)
- * for freed memory that the device may still be using, and asks the reclaim callbacks. Try your own allocation again afterwards,
- * whatever was released: what was free before may now be enough.
+ * For foreign allocators, in their own out-of-memory path: tells the pools that somebody needs
+ * `wanted_bytes` on this device. Gives at least so many idle bytes of any pool back to the driver, least
+ * recently used first. If there are fewer, it waits (bounded by `settle_ms`) for freed memory that the
+ * device may still be using, and asks the reclaim callbacks. Try your own allocation again afterwards,
+ * whatever was released: together with what was free before it may be enough.
  *
  * @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
  * @param wanted_bytes Bytes that somebody needs.
  * @param released Receives the bytes given back by the pools; may be NULL.
  */
-enum pool_status pool_reclaim(int device,
-                              size_t wanted_bytes,
-                              size_t *released);
+enum pool_status pool_reclaim(int device, size_t wanted_bytes, size_t *released);
 
 /**
- * Offers a cache of the caller's to the pool: `fn` is called before a request is answered with out of memory, and by `pool_reclaim`.
+ * Registers a cache of the caller's that can give way: `fn` is called before a request is answered with out
+ * of memory, and by `pool_reclaim` when idle memory does not suffice.
  *
  * @param fn See `pool_reclaim_fn`.
  * @param user Passed to `fn`.
@@ -753,56 +767,55 @@ enum pool_status pool_reclaim(int device,
  * @param id Receives a number for `pool_remove_reclaim_callback`, never given twice; 0 on failure.
  * @return `POOL_ERROR_NOT_SUPPORTED` if there are 64 callbacks already.
  */
-enum pool_status pool_add_reclaim_callback(pool_reclaim_fn fn,
-                                           void *user,
-                                           int priority,
-                                           uint64_t *id);
+enum pool_status pool_add_reclaim_callback(pool_reclaim_fn fn, void *user, int priority, uint64_t *id);
 
 /**
- * Takes a reclaim callback back. When this returns it is not running and will not be called, so that `user` can be freed. Called from inside
- * a callback it returns at once: the callback is not called again, but calls of it under way, in this or another thread, go on.
+ * Removes a reclaim callback. When this returns, the callback is not running and will not be called again,
+ * so that `user` can be freed. Called from inside a callback it returns at once: the callback is not called
+ * again, but calls under way, in this or another thread, go on.
  *
  * @return `POOL_ERROR_INVALID_ARGUMENT` if there is no such callback (any more).
  */
 enum pool_status pool_remove_reclaim_callback(uint64_t id);
 
 /**
- * Makes a pool: memory of its own, with options of its own. Pools of a device help each other: before a request is answered with out of memory,
- * idle memory of every other pool is given up for it.
+ * Creates a pool with memory and options of its own. Pools on a device help each other: before a request is
+ * answered with out of memory, idle memory of every other pool is given up for it.
  *
- * @param options What holds for this pool; start from `pool_options_init`. `order` and `log` are the process's and come from
- *                `pool_configure` alone. NULL: the options of the default pool, as they are now.
- * @param out Receives the pool, for `pool_request.pool` and the functions that take one; NULL on failure. The caller destroys it.
- * @return `POOL_ERROR_INVALID_OPTION` for a value out of range, `POOL_ERROR_NOT_SUPPORTED` if there are 256 pools already.
+ * @param options The pool's options; start from `pool_options_init`. `order` and `log` are process-wide:
+ *                only `pool_configure` changes them. NULL: the options of the default pool, as they are now.
+ * @param out Receives the pool, for `pool_request.pool` and the functions that take one; NULL on failure.
+ *            The caller destroys it.
+ * @return `POOL_ERROR_INVALID_OPTION` for a value out of range, `POOL_ERROR_NOT_SUPPORTED` if there are 256
+ *         pools already.
  */
-enum pool_status pool_create(const struct pool_options *options,
-                             struct pool_t **out);
+enum pool_status pool_create(const struct pool_options *options, struct pool_t **out);
 
 /**
- * Destroys a pool and gives its memory back to the driver. All of its blocks must have been freed. Memory that the device may still be using is
- * waited for (bounded by `settle_ms`; not during a stream capture); what is not finished with then goes back with a later call of the library.
+ * Destroys a pool and gives its memory back to the driver. All of its blocks must have been freed. It waits
+ * for memory that the device may still be using (bounded by `settle_ms`; not during a stream capture); what
+ * is still in use then goes back with a later call of the library.
  *
  * @param pool The pool. The default pool, NULL, cannot be destroyed: `POOL_ERROR_INVALID_ARGUMENT`.
- * @return `POOL_ERROR_IN_USE` while blocks of it are live, a request of it is just taking memory, or it is that of a graph
- *         (`pool_torch_begin_allocate_to_pool`); nothing has changed then. A request of it that is still looking for memory, or waits for some,
- *         does not hinder it and is answered `POOL_ERROR_INVALID_ARGUMENT`.
+ * @return `POOL_ERROR_IN_USE` while the pool has live blocks, while another thread is taking memory for it,
+ *         or while a captured graph uses it (`pool_torch_begin_allocate_to_pool`); nothing has changed then.
+ *         A request that is still looking or waiting for memory does not keep its pool alive: it is answered
+ *         `POOL_ERROR_INVALID_ARGUMENT`.
  */
 enum pool_status pool_destroy(struct pool_t *pool);
 
 /**
- * Reads the counters of a pool on a device: one consistent snapshot. The driver is not asked: what was held in a context that is gone
- * counts until a call that looks for memory, frees it, or gives it back notices.
+ * Reads the counters of a pool on a device, as one consistent snapshot. The driver is not asked, so memory
+ * of a context that is gone counts until a call that allocates, frees or gives back memory notices.
  *
  * @param pool The pool; NULL is the default pool.
  * @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
  * @param stats Receives the counters; its `struct_size` must be set. Zeroed on failure.
  */
-enum pool_status pool_get_stats(struct pool_t *pool,
-                                int device,
-                                struct pool_stats *stats);
+enum pool_status pool_get_stats(struct pool_t *pool, int device, struct pool_stats *stats);
 
 /**
- * Tells why the calling thread's last request that was answered `POOL_ERROR_OUT_OF_MEMORY` was; a later success does not
+ * Explains the calling thread's most recent `POOL_ERROR_OUT_OF_MEMORY` answer. A later success does not
  * clear it.
  *
  * @param info Receives the answer; its `struct_size` must be set. All zero if there was no such request.
@@ -810,7 +823,7 @@ enum pool_status pool_get_stats(struct pool_t *pool,
 enum pool_status pool_get_oom_info(struct pool_oom_info *info);
 
 /**
- * The calling thread's last failure in a sentence. A call that succeeds does not clear it.
+ * The calling thread's most recent failure, in a sentence. A call that succeeds does not clear it.
  *
  * @param buf Receives the text, cut to `len` and always terminated; may be NULL if `len` is 0.
  * @param len Bytes of `buf`.
@@ -819,8 +832,8 @@ enum pool_status pool_get_oom_info(struct pool_oom_info *info);
 size_t pool_last_error(char *buf, size_t len);
 
 /**
- * The status of the calling thread's last failure, for functions that cannot return one (the adapters). A call that succeeds does
- * not clear it.
+ * The status of the calling thread's most recent failure. The adapters have no status to return; after one
+ * of them has failed, this tells why. A call that succeeds does not clear it.
  *
  * @return `POOL_OK` if nothing has failed yet.
  */
@@ -838,13 +851,13 @@ const char *pool_status_name(int status);
 const char *pool_status_message(int status);
 
 /**
- * Fills `options` with the values in force for a new process: the defaults, as `CUDAPOOL_CONF`
- * changes them.
+ * Fills `options` with the values that a new process starts with: the defaults, as changed by
+ * `CUDAPOOL_CONF`.
  *
  * @param options Its `struct_size` must be set to `sizeof(pool_options)`.
  * @return `POOL_ERROR_INVALID_OPTION` where `CUDAPOOL_CONF` is wrong; `options` then holds the
- *         defaults, and `pool_last_error` names the entry. Every allocation answers the same until
- *         the process is started with a right one.
+ *         defaults, and `pool_last_error` names the entry. Every allocation fails in the same way
+ *         until the process is started with a correct one.
  */
 enum pool_status pool_options_init(struct pool_options *options);
 
@@ -864,62 +877,59 @@ enum pool_status pool_configure(const struct pool_options *options);
 uint32_t pool_version(void);
 
 /**
- * PyTorch, `CUDAPluggableAllocator`: allocates `size` bytes on `device`, ordered by `stream`. The blocks have the owner tag `torch`.
+ * PyTorch, `CUDAPluggableAllocator`: allocates `size` bytes on `device`, ordered by `stream`. The blocks
+ * have the owner tag `torch`.
  *
- * In the mode of `torch.cuda.MemPool` a NULL reaches the user as `torch.OutOfMemoryError`. As the allocator of the whole process it must
- * not be used bare: there PyTorch takes NULL for the memory of a tensor. `examples/torch/extension.cpp` wraps it so that PyTorch's own
- * error is thrown.
+ * In the mode of `torch.cuda.MemPool` a NULL reaches the user as `torch.OutOfMemoryError`. As the allocator
+ * of the whole process it must not be used bare: there PyTorch takes NULL for the memory of a tensor.
+ * `examples/torch/extension.cpp` wraps it so that PyTorch's own error is thrown.
  *
- * @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying why.
+ * @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying
+ *         why.
  */
-void *pool_torch_alloc(size_t size,
-                       int device,
-                       struct CUstream_st *stream);
+void *pool_torch_alloc(size_t size, int device, struct CUstream_st *stream);
 
 /**
- * PyTorch: frees a block of `pool_torch_alloc`, ordered by `stream`. `size` and `device` are not looked at: the pool knows them.
+ * PyTorch: frees a block of `pool_torch_alloc`, ordered by `stream`. `size` and `device` are not looked at:
+ * the pool knows them.
  */
-void pool_torch_free(void *ptr,
-                     size_t size,
-                     int device,
-                     struct CUstream_st *stream);
+void pool_torch_free(void *ptr, size_t size, int device, struct CUstream_st *stream);
 
 /**
- * PyTorch, `set_reset_fn`: what `torch.cuda.empty_cache()` means. Gives all idle memory of the default pool, on every device, back to
- * the driver. While a graph is captured (`pool_torch_begin_allocate_to_pool`) it does nothing.
+ * PyTorch, `set_reset_fn`: what `torch.cuda.empty_cache()` means. Gives all idle memory of the default pool,
+ * on every device, back to the driver. While a graph is captured (`pool_torch_begin_allocate_to_pool`) it
+ * does nothing.
  */
 void pool_torch_reset(void);
 
 /**
- * PyTorch, `set_record_stream_fn`: what `tensor.record_stream(stream)` means, without which it does nothing. As `pool_use_on_stream`.
+ * PyTorch, `set_record_stream_fn`: what `tensor.record_stream(stream)` means, without which it does nothing.
+ * As `pool_use_on_stream`.
  */
-void pool_torch_record_stream(void *ptr,
-                              struct CUstream_st *stream);
+void pool_torch_record_stream(void *ptr, struct CUstream_st *stream);
 
 /**
- * PyTorch, `set_memory_fraction_fn`: what `torch.cuda.set_per_process_memory_fraction(fraction, device)` means. Sets the option `limit` of
- * the default pool to that share of the device, in whole percent (1 at least; 1.0 lifts a share that was set before). The pool has one
- * limit, so it holds on every device. A fraction that is not between 0 and 1 changes nothing and is logged.
+ * PyTorch, `set_memory_fraction_fn`: what `torch.cuda.set_per_process_memory_fraction(fraction, device)`
+ * means. Sets the option `limit` of the default pool to that share of the device, in whole percent (1 at
+ * least; 1.0 lifts a share that was set before). The pool has one limit, so it holds on every device. A
+ * fraction that is not between 0 and 1 changes nothing and is logged.
  */
-void pool_torch_memory_fraction(double fraction,
-                                int device);
+void pool_torch_memory_fraction(double fraction, int device);
 
 /**
- * PyTorch, `set_begin_allocate_to_pool`: a CUDA graph is about to be captured (`torch.cuda.graph`). Until `pool_torch_end_allocate_to_pool`, what
- * `pool_torch_alloc` hands out to the calling thread, and on streams that are being captured, comes from a pool of the graph's own. Its memory,
- * idle or not, stays where it is until `pool_torch_release_pool`, because every launch of the graph uses the addresses that were captured.
- * It does not count against the `limit` of the default pool, but has one of its own of the same size.
- * Of several captures on one device at once, each must allocate on the thread that began it.
+ * PyTorch, `set_begin_allocate_to_pool`: a CUDA graph is about to be captured (`torch.cuda.graph`). Until
+ * `pool_torch_end_allocate_to_pool`, what `pool_torch_alloc` hands out to the calling thread, and on streams
+ * that are being captured, comes from a pool of the graph's own. Its memory, idle or not, stays where it is
+ * until `pool_torch_release_pool`, because every launch of the graph uses the addresses that were captured.
+ * It does not count against the `limit` of the default pool, but has one of its own of the same size. Of
+ * several captures on one device at once, each must allocate on the thread that began it.
  *
- * PyTorch passes `std::pair<uint64_t, uint64_t>` and `std::function<bool(cudaStream_t)>`, which arrive here as two numbers and a pointer (with the
- * calling conventions of Linux on x86-64 and ARM64).
+ * PyTorch passes `std::pair<uint64_t, uint64_t>` and `std::function<bool(cudaStream_t)>`, which arrive here
+ * as two numbers and a pointer (with the calling conventions of Linux on x86-64 and ARM64).
  *
  * @param filter Not looked at.
  */
-void pool_torch_begin_allocate_to_pool(int device,
-                                       uint64_t id_first,
-                                       uint64_t id_second,
-                                       void *filter);
+void pool_torch_begin_allocate_to_pool(int device, uint64_t id_first, uint64_t id_second, void *filter);
 
 /**
  * PyTorch, `set_end_allocate_to_pool_fn`: the capture is over.
@@ -927,24 +937,22 @@ void pool_torch_begin_allocate_to_pool(int device,
 void pool_torch_end_allocate_to_pool(int device, uint64_t id_first, uint64_t id_second);
 
 /**
- * PyTorch, `set_release_pool`: a graph that was captured into the pool is gone. With the last one the pool's idle memory serves everybody, and
- * the pool itself goes when its last block is freed. A pool that is not known is none of ours.
+ * PyTorch, `set_release_pool`: a graph that was captured into the pool is gone. With the last one the pool's
+ * idle memory serves everybody, and the pool itself goes when its last block is freed. A pool that is not
+ * known is none of ours.
  */
-void pool_torch_release_pool(int device,
-                             uint64_t id_first,
-                             uint64_t id_second);
+void pool_torch_release_pool(int device, uint64_t id_first, uint64_t id_second);
 
 /**
- * CuPy, `CFunctionAllocator`: allocates `size` bytes on `device`. CuPy names no stream, so the block is ordered as those of `pool_alloc`.
- * The blocks have the owner tag `cupy`. CuPy takes NULL for an array at address 0: `examples/python/cudapool_cupy.py` is the safer way,
- * and frees stream-ordered.
+ * CuPy, `CFunctionAllocator`: allocates `size` bytes on `device`. CuPy names no stream, so the block is
+ * ordered as those of `pool_alloc`. The blocks have the owner tag `cupy`. CuPy takes NULL for an array at
+ * address 0: `examples/python/cudapool_cupy.py` is the safer way, and frees stream-ordered.
  *
  * @param param A pool, or NULL (0 in Python) for the default pool.
- * @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying why.
+ * @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying
+ *         why.
  */
-void *pool_cupy_alloc(void *param,
-                      size_t size,
-                      int device);
+void *pool_cupy_alloc(void *param, size_t size, int device);
 
 /**
  * CuPy: frees a block of `pool_cupy_alloc`, as `pool_free` does. `param` and `device` are not looked at.
@@ -952,8 +960,8 @@ void *pool_cupy_alloc(void *param,
 void pool_cupy_free(void *param, void *ptr, int device);
 
 /**
- * ONNX Runtime, provider option `gpu_external_alloc`: allocates `size` bytes on the current device. It names no stream, so the block is
- * ordered as those of `pool_alloc`. The blocks have the owner tag `onnxruntime`.
+ * ONNX Runtime, provider option `gpu_external_alloc`: allocates `size` bytes on the current device. It names
+ * no stream, so the block is ordered as those of `pool_alloc`. The blocks have the owner tag `onnxruntime`.
  *
  * @return The block; NULL for size 0, and on failure, which ONNX Runtime turns into an error of its own.
  */
@@ -965,8 +973,8 @@ void *pool_ort_alloc(size_t size);
 void pool_ort_free(void *ptr);
 
 /**
- * ONNX Runtime, provider option `gpu_external_empty_cache`: gives all idle memory of the default pool, on every device, back to the
- * driver.
+ * ONNX Runtime, provider option `gpu_external_empty_cache`: gives all idle memory of the default pool, on
+ * every device, back to the driver.
  */
 void pool_ort_empty_cache(void);
 

@@ -23,9 +23,10 @@ pub enum pool_status {
     POOL_ERROR_DOUBLE_FREE = 102,
     /// An option has an unknown key, a bad value, or can no longer be changed.
     POOL_ERROR_INVALID_OPTION = 103,
-    /// The device or the driver cannot do what was asked.
+    /// The device, the driver or a limit of this library does not allow what was asked.
     POOL_ERROR_NOT_SUPPORTED = 104,
-    /// The pool cannot be destroyed: blocks of it are live, or a request of it is just taking memory.
+    /// The pool cannot be destroyed yet: it has live blocks, another thread is taking memory for it, or a
+    /// captured graph uses it.
     POOL_ERROR_IN_USE = 105,
     /// No device memory could be had, whatever idle memory was given up for it.
     POOL_ERROR_OUT_OF_MEMORY = 200,

@@ -1,8 +1,8 @@
 //! cudapool: a pooled GPU memory allocator behind a small C ABI.
 //!
-//! Layers, each of which knows only those below: [`ffi`], [`pool`], {[`heap`], [`vmem`]}, [`driver`], and under all of them
-//! `logging`, `sync`, `host_alloc` and [`error`]. `tests/layers.rs` keeps the order. The contract is in `include/cudapool.h`, the
-//! reasons in `docs/architecture.md`.
+//! Layers, each of which knows only those below: [`ffi`], [`pool`], {[`heap`], [`vmem`]}, [`driver`], and
+//! under all of them `logging`, `sync`, `host_alloc` and [`error`]. `tests/layers.rs` keeps the order. The
+//! contract is in `include/cudapool.h`, the reasons in `docs/architecture.md`.
 #![cfg_attr(
     not(test),
     deny(

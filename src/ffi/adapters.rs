@@ -61,13 +61,15 @@ fn request(pool: PoolId, size: usize, stream: Option<u64>, owner: Tag) -> AllocR
     AllocRequest { pool, owner, ..AllocRequest::plain(size as u64, key) }
 }
 
-/// PyTorch, `CUDAPluggableAllocator`: allocates `size` bytes on `device`, ordered by `stream`. The blocks have the owner tag `torch`.
+/// PyTorch, `CUDAPluggableAllocator`: allocates `size` bytes on `device`, ordered by `stream`. The blocks
+/// have the owner tag `torch`.
 ///
-/// In the mode of `torch.cuda.MemPool` a NULL reaches the user as `torch.OutOfMemoryError`. As the allocator of the whole process it must
-/// not be used bare: there PyTorch takes NULL for the memory of a tensor. `examples/torch/extension.cpp` wraps it so that PyTorch's own
-/// error is thrown.
+/// In the mode of `torch.cuda.MemPool` a NULL reaches the user as `torch.OutOfMemoryError`. As the allocator
+/// of the whole process it must not be used bare: there PyTorch takes NULL for the memory of a tensor.
+/// `examples/torch/extension.cpp` wraps it so that PyTorch's own error is thrown.
 ///
-/// @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying why.
+/// @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying
+///         why.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_torch_alloc(
     size: usize,
@@ -80,7 +82,8 @@ pub unsafe extern "C" fn pool_torch_alloc(
     })
 }
 
-/// PyTorch: frees a block of `pool_torch_alloc`, ordered by `stream`. `size` and `device` are not looked at: the pool knows them.
+/// PyTorch: frees a block of `pool_torch_alloc`, ordered by `stream`. `size` and `device` are not looked at:
+/// the pool knows them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_torch_free(
     ptr: *mut c_void,
@@ -92,14 +95,16 @@ pub unsafe extern "C" fn pool_torch_free(
     told("pool_torch_free", || api::free_on_stream(ptr as u64, stream as u64));
 }
 
-/// PyTorch, `set_reset_fn`: what `torch.cuda.empty_cache()` means. Gives all idle memory of the default pool, on every device, back to
-/// the driver. While a graph is captured (`pool_torch_begin_allocate_to_pool`) it does nothing.
+/// PyTorch, `set_reset_fn`: what `torch.cuda.empty_cache()` means. Gives all idle memory of the default pool,
+/// on every device, back to the driver. While a graph is captured (`pool_torch_begin_allocate_to_pool`) it
+/// does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn pool_torch_reset() {
     told("pool_torch_reset", empty_cache);
 }
 
-/// PyTorch, `set_record_stream_fn`: what `tensor.record_stream(stream)` means, without which it does nothing. As `pool_use_on_stream`.
+/// PyTorch, `set_record_stream_fn`: what `tensor.record_stream(stream)` means, without which it does nothing.
+/// As `pool_use_on_stream`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_torch_record_stream(ptr: *mut c_void, stream: *mut CUstream_st) {
     told("pool_torch_record_stream", || {
@@ -107,9 +112,10 @@ pub unsafe extern "C" fn pool_torch_record_stream(ptr: *mut c_void, stream: *mut
     });
 }
 
-/// PyTorch, `set_memory_fraction_fn`: what `torch.cuda.set_per_process_memory_fraction(fraction, device)` means. Sets the option `limit` of
-/// the default pool to that share of the device, in whole percent (1 at least; 1.0 lifts a share that was set before). The pool has one
-/// limit, so it holds on every device. A fraction that is not between 0 and 1 changes nothing and is logged.
+/// PyTorch, `set_memory_fraction_fn`: what `torch.cuda.set_per_process_memory_fraction(fraction, device)`
+/// means. Sets the option `limit` of the default pool to that share of the device, in whole percent (1 at
+/// least; 1.0 lifts a share that was set before). The pool has one limit, so it holds on every device. A
+/// fraction that is not between 0 and 1 changes nothing and is logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn pool_torch_memory_fraction(fraction: f64, device: c_int) {
     let _ = device;
@@ -125,14 +131,15 @@ pub extern "C" fn pool_torch_memory_fraction(fraction: f64, device: c_int) {
     });
 }
 
-/// PyTorch, `set_begin_allocate_to_pool`: a CUDA graph is about to be captured (`torch.cuda.graph`). Until `pool_torch_end_allocate_to_pool`, what
-/// `pool_torch_alloc` hands out to the calling thread, and on streams that are being captured, comes from a pool of the graph's own. Its memory,
-/// idle or not, stays where it is until `pool_torch_release_pool`, because every launch of the graph uses the addresses that were captured.
-/// It does not count against the `limit` of the default pool, but has one of its own of the same size.
-/// Of several captures on one device at once, each must allocate on the thread that began it.
+/// PyTorch, `set_begin_allocate_to_pool`: a CUDA graph is about to be captured (`torch.cuda.graph`). Until
+/// `pool_torch_end_allocate_to_pool`, what `pool_torch_alloc` hands out to the calling thread, and on streams
+/// that are being captured, comes from a pool of the graph's own. Its memory, idle or not, stays where it is
+/// until `pool_torch_release_pool`, because every launch of the graph uses the addresses that were captured.
+/// It does not count against the `limit` of the default pool, but has one of its own of the same size. Of
+/// several captures on one device at once, each must allocate on the thread that began it.
 ///
-/// PyTorch passes `std::pair<uint64_t, uint64_t>` and `std::function<bool(cudaStream_t)>`, which arrive here as two numbers and a pointer (with the
-/// calling conventions of Linux on x86-64 and ARM64).
+/// PyTorch passes `std::pair<uint64_t, uint64_t>` and `std::function<bool(cudaStream_t)>`, which arrive here
+/// as two numbers and a pointer (with the calling conventions of Linux on x86-64 and ARM64).
 ///
 /// @param filter Not looked at.
 #[unsafe(no_mangle)]
@@ -154,19 +161,21 @@ pub extern "C" fn pool_torch_end_allocate_to_pool(device: c_int, id_first: u64, 
     told("pool_torch_end_allocate_to_pool", || graphs::end(GraphId { device, id: (id_first, id_second) }));
 }
 
-/// PyTorch, `set_release_pool`: a graph that was captured into the pool is gone. With the last one the pool's idle memory serves everybody, and
-/// the pool itself goes when its last block is freed. A pool that is not known is none of ours.
+/// PyTorch, `set_release_pool`: a graph that was captured into the pool is gone. With the last one the pool's
+/// idle memory serves everybody, and the pool itself goes when its last block is freed. A pool that is not
+/// known is none of ours.
 #[unsafe(no_mangle)]
 pub extern "C" fn pool_torch_release_pool(device: c_int, id_first: u64, id_second: u64) {
     told("pool_torch_release_pool", || graphs::release(GraphId { device, id: (id_first, id_second) }));
 }
 
-/// CuPy, `CFunctionAllocator`: allocates `size` bytes on `device`. CuPy names no stream, so the block is ordered as those of `pool_alloc`.
-/// The blocks have the owner tag `cupy`. CuPy takes NULL for an array at address 0: `examples/python/cudapool_cupy.py` is the safer way,
-/// and frees stream-ordered.
+/// CuPy, `CFunctionAllocator`: allocates `size` bytes on `device`. CuPy names no stream, so the block is
+/// ordered as those of `pool_alloc`. The blocks have the owner tag `cupy`. CuPy takes NULL for an array at
+/// address 0: `examples/python/cudapool_cupy.py` is the safer way, and frees stream-ordered.
 ///
 /// @param param A pool, or NULL (0 in Python) for the default pool.
-/// @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying why.
+/// @return The block; NULL for size 0, and on failure, with `pool_last_status` and `pool_last_error` saying
+///         why.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_cupy_alloc(param: *mut c_void, size: usize, device: c_int) -> *mut c_void {
     block(|| {
@@ -182,8 +191,8 @@ pub unsafe extern "C" fn pool_cupy_free(param: *mut c_void, ptr: *mut c_void, de
     told("pool_cupy_free", || api::free_default(ptr as u64));
 }
 
-/// ONNX Runtime, provider option `gpu_external_alloc`: allocates `size` bytes on the current device. It names no stream, so the block is
-/// ordered as those of `pool_alloc`. The blocks have the owner tag `onnxruntime`.
+/// ONNX Runtime, provider option `gpu_external_alloc`: allocates `size` bytes on the current device. It names
+/// no stream, so the block is ordered as those of `pool_alloc`. The blocks have the owner tag `onnxruntime`.
 ///
 /// @return The block; NULL for size 0, and on failure, which ONNX Runtime turns into an error of its own.
 #[unsafe(no_mangle)]
@@ -197,8 +206,8 @@ pub unsafe extern "C" fn pool_ort_free(ptr: *mut c_void) {
     told("pool_ort_free", || api::free_default(ptr as u64));
 }
 
-/// ONNX Runtime, provider option `gpu_external_empty_cache`: gives all idle memory of the default pool, on every device, back to the
-/// driver.
+/// ONNX Runtime, provider option `gpu_external_empty_cache`: gives all idle memory of the default pool, on
+/// every device, back to the driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn pool_ort_empty_cache() {
     told("pool_ort_empty_cache", empty_cache);

@@ -65,11 +65,13 @@ pub const POOL_ADVICE_NONE: i32 = 0;
 pub const POOL_ADVICE_RAISE_LIMIT: i32 = 1;
 /// `pool_oom_info.advice`: others on the device hold the memory.
 pub const POOL_ADVICE_FREE_FOREIGN: i32 = 2;
-/// `pool_oom_info.advice`: there is enough, in pieces that could not be moved together. With `backend:malloc`, use `vmm`.
+/// `pool_oom_info.advice`: there is enough, in pieces that could not be moved together. With
+/// `backend:malloc`, use `vmm`.
 pub const POOL_ADVICE_DEFRAGMENT: i32 = 3;
 /// `pool_oom_info.advice`: idle memory could not be moved or waited for in a stream capture.
 pub const POOL_ADVICE_END_CAPTURE: i32 = 4;
 /// `pool_oom_info.advice`: the program's own live blocks leave too little.
 pub const POOL_ADVICE_USE_LESS: i32 = 5;
-/// `pool_oom_info.advice`: enough was freed, but the device may still be using it; `settle_ms` was too short for that.
+/// `pool_oom_info.advice`: enough was freed, but the device may still be using it; `settle_ms` was too short
+/// for that.
 pub const POOL_ADVICE_WAIT: i32 = 6;

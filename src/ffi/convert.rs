@@ -106,7 +106,8 @@ unsafe fn struct_size<T: SizePrefixed>(from: *const T) -> Result<usize> {
     Ok(size)
 }
 
-/// Reads a struct of the caller: a shorter one is filled with zeros, a longer one must be zero where we know nothing of it.
+/// Reads a struct of the caller: a shorter one is filled with zeros, a longer one must be zero where we know
+/// nothing of it.
 ///
 /// # Safety
 /// `from` is NULL or points to as many readable bytes as its `struct_size` says.
@@ -162,7 +163,8 @@ impl<T: SizePrefixed> OutStruct<T> {
 /// A request, with its fields checked, and the device that it names.
 ///
 /// # Safety
-/// `from` is NULL or points to as many readable bytes as its `struct_size` says; its owner is NULL or a terminated string.
+/// `from` is NULL or points to as many readable bytes as its `struct_size` says; its owner is NULL or a
+/// terminated string.
 pub unsafe fn request(from: *const pool_request) -> Result<(AllocRequest, i32)> {
     // SAFETY: the caller's promise.
     let r = unsafe { in_struct(from) }?;

@@ -18,9 +18,8 @@ use core::ffi::{c_char, c_int, c_void};
 /// Allocates `size` bytes of device memory on the device of the calling thread's current context
 /// (device 0's primary context where none is current, as the CUDA runtime does).
 ///
-/// The block is device-ordered: any stream may use it at once, and its memory was finished with
-/// by all earlier work when it was handed out. With the option `order:stream:legacy` it is ordered
-/// by the legacy default stream instead.
+/// The block is device-ordered: any stream may use it at once, because all earlier work that used its memory
+/// has completed. With the option `order:stream:legacy` it is ordered by the legacy default stream instead.
 ///
 /// @param out Receives the block, or NULL on failure and for size 0. The caller owns it until
 ///            `pool_free` or `pool_free_async`.
@@ -37,14 +36,15 @@ pub unsafe extern "C" fn pool_alloc(out: *mut *mut c_void, size: usize) -> pool_
     })
 }
 
-/// Frees a block, device-ordered: its memory is used again only when all work that was submitted to
-/// the context before this call has finished. Returns at once; never waits, never needs memory.
+/// Frees a block, device-ordered: its memory is used again only when all work that was submitted to the
+/// context before this call has completed. Returns at once: it never waits for the device and never needs
+/// host memory.
 ///
 /// @param ptr A block of any of the allocation functions, from any thread and with any current
 ///            context, or NULL (nothing happens, `POOL_OK`).
-/// @return `POOL_ERROR_INVALID_POINTER` for anything that is not the start of a block,
-///         `POOL_ERROR_DOUBLE_FREE` where a second free can be told apart,
-///         `POOL_ERROR_CONTEXT_LOST` for a block whose context is gone.
+/// @return `POOL_ERROR_INVALID_POINTER` for anything that is not the start of a live block,
+///         `POOL_ERROR_DOUBLE_FREE` instead while nothing else has used the block's address since it was
+///         freed, `POOL_ERROR_CONTEXT_LOST` for a block whose context is gone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_free(ptr: *mut c_void) -> pool_status {
     guard_free(|| api::free_default(ptr as u64))
@@ -53,16 +53,19 @@ pub unsafe extern "C" fn pool_free(ptr: *mut c_void) -> pool_status {
 /// Allocates `size` bytes, stream-ordered: the block may be used by work submitted to `stream` from
 /// now on, and on other streams once they are made to wait for this point of `stream`.
 ///
-/// The fast path: no driver call where the pool has fitting memory of this stream, in a process that has shown it one device and one
-/// context; in others the driver is asked for the context. The block is on the device of the stream's
-/// context; for the default streams that is the current one, or device 0's primary one. A program with several contexts that uses their
-/// default streams must call `pool_alloc` once with each of them current before: until the pool has seen a second context it
-/// does not ask. For the same reason stream-ordered calls notice a device reset only with the first request that no idle memory serves.
+/// This is the fast path. In a process with one visible device that uses the pool in one context, a request
+/// that fitting idle memory of this stream can serve makes no driver call; in other processes the driver is
+/// asked which context is meant. The block is on the device of the stream's context; for the default streams
+/// that is the current context, or device 0's primary one. A program with several contexts on one device that
+/// uses their default streams must first call `pool_alloc` once with each of them current: until the pool has
+/// seen a second context it does not ask. For the same reason, stream-ordered calls notice a device reset
+/// only when a request cannot be served from idle memory.
 ///
 /// @param out Receives the block, or NULL on failure and for size 0.
 /// @param size Bytes.
-/// @param stream A stream of the current context, not destroyed. The driver may give a new stream the handle of
-///               a destroyed one at once, so wait for a stream's work before you destroy it, if blocks were freed on it.
+/// @param stream A stream of the current context, not destroyed. The driver may give a new stream the handle
+///               of a destroyed one at once, so wait for a stream's work before you destroy it, if blocks
+///               were freed on it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_alloc_async(
     out: *mut *mut c_void,
@@ -81,8 +84,9 @@ pub unsafe extern "C" fn pool_alloc_async(
 /// only when `stream` has got as far as this call. All uses of the block on other streams must be
 /// ordered before this point of `stream`, or have been named with `pool_use_on_stream`.
 ///
-/// As in CUDA, the allocation itself must be ordered before this point of `stream` too, if it was made on another stream. A stream of
-/// another context than the block's is synchronised with.
+/// As in CUDA, if the block was allocated on another stream, that allocation must be ordered before this
+/// point of `stream` too. If `stream` belongs to another context than the block, this call waits for
+/// `stream`.
 ///
 /// @param ptr A block, or NULL: nothing is freed, `POOL_OK`. Errors as for `pool_free`.
 /// @param stream The stream; it is not touched after this call has returned.
@@ -91,7 +95,7 @@ pub unsafe extern "C" fn pool_free_async(ptr: *mut c_void, stream: *mut CUstream
     guard_free(|| api::free_on_stream(ptr as u64, stream as u64))
 }
 
-/// Allocates with everything said explicitly: size, alignment, device, order, owner.
+/// Allocates with everything stated explicitly: pool, size, alignment, device, order, owner.
 ///
 /// @param out Receives the block, or NULL on failure and for size 0.
 /// @param request What is wanted; see `pool_request`.
@@ -107,20 +111,23 @@ pub unsafe extern "C" fn pool_alloc_with(out: *mut *mut c_void, request: *const 
     })
 }
 
-/// Says that the block is also used on `stream`: once freed, its memory waits for that stream too.
+/// Declares that the block is also used on `stream`: once freed, its memory waits for that stream too.
 /// Call it before the block is freed; work submitted to `stream` until then is covered.
 ///
-/// Stream capture: while a stream of the context is captured, the pool makes no call that would break the capture: none that is
-/// about the whole context, and for a request on the captured stream none that waits, asks events or unmaps. So it may have to
-/// answer out of memory, and memory freed device-ordered stays pending. It sees captures of blocking streams by itself. A
-/// non-blocking stream it has to be told of, by calling this function with `ptr` NULL right after the capture of `stream` has
-/// begun, and again right after it has ended; the second call also ends the restraint, which otherwise lasts ten seconds from
-/// the last call that found the stream captured. Memory that the graph uses must stay allocated as long as the graph is launched, and
-/// launches must come after the work that was submitted to `stream` before the capture, which may still use that memory.
+/// Stream capture: while a stream of the context is captured, the pool makes no driver call that would break
+/// the capture: none that concerns the whole context, and for a request on the captured stream none that
+/// waits, queries events or unmaps. It may therefore have to answer out of memory, and memory that was freed
+/// device-ordered stays pending. The pool detects captures of blocking streams by itself. It must be told
+/// about the capture of a non-blocking stream: call this function with `ptr` NULL right after the capture of
+/// `stream` has begun, and again right after it has ended. The second call also ends the restrictions, which
+/// otherwise last ten seconds from the last call that found the stream captured. Memory that the graph uses
+/// must stay allocated as long as the graph is launched, and launches must come after the work that was
+/// submitted to `stream` before the capture, which may still use that memory.
 ///
-/// No call of the driver asks about a capture and acts on the answer at once: a capture that begins while another thread is in a call
-/// of the pool that climbs the ladder may be broken by it. Keep other threads out of the pool while you begin a capture (for a non-blocking
-/// stream, until this function has been called); a capture that goes on is safe from them.
+/// The driver has no call that checks for a capture and acts in one step, so a capture that begins while
+/// another thread's request is looking for memory may be broken by that request. Keep other threads out of
+/// the pool while you begin a capture (for a non-blocking stream, until this function has been called). A
+/// capture that is under way is safe from them.
 ///
 /// @param ptr The start of a live block, or NULL: only the stream is looked at.
 /// @param stream A stream of the block's context.
@@ -129,7 +136,7 @@ pub unsafe extern "C" fn pool_use_on_stream(ptr: *mut c_void, stream: *mut CUstr
     guard(|| api::use_on_stream(ptr as u64, stream as u64))
 }
 
-/// Tells which live block an address lies in. Interior addresses answer too.
+/// Tells which live block an address lies in. Addresses inside a block are answered too.
 ///
 /// @param ptr Any address.
 /// @param info Receives the answer; its `struct_size` must be set. Zeroed on failure.
@@ -145,8 +152,9 @@ pub unsafe extern "C" fn pool_query(ptr: *const c_void, info: *mut pool_block_in
     })
 }
 
-/// Tells whether an address lies in memory that the library manages: in a block that is live, or in one that was freed while the memory has
-/// not gone back to the driver. For those who stand between a program and the driver, and must not hand the driver what is not its own.
+/// Tells whether an address lies in memory that the library manages: in a live block, or in a freed one whose
+/// memory has not gone back to the driver. It is meant for code between a program and the driver, which must
+/// not pass the driver an address that is not the driver's own.
 ///
 /// @param ptr Any address.
 /// @param owned Receives 1 or 0.
@@ -187,10 +195,11 @@ pub unsafe extern "C" fn pool_trim(
     })
 }
 
-/// For foreign allocators, in their own out-of-memory path: "somebody on this device needs `wanted_bytes`". Gives back to the driver at
-/// least so many bytes of what is idle in any pool, least recently used first; if there is less, it waits (bounded by `settle_ms`)
-/// for freed memory that the device may still be using, and asks the reclaim callbacks. Try your own allocation again afterwards,
-/// whatever was released: what was free before may now be enough.
+/// For foreign allocators, in their own out-of-memory path: tells the pools that somebody needs
+/// `wanted_bytes` on this device. Gives at least so many idle bytes of any pool back to the driver, least
+/// recently used first. If there are fewer, it waits (bounded by `settle_ms`) for freed memory that the
+/// device may still be using, and asks the reclaim callbacks. Try your own allocation again afterwards,
+/// whatever was released: together with what was free before it may be enough.
 ///
 /// @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
 /// @param wanted_bytes Bytes that somebody needs.
@@ -212,7 +221,8 @@ pub unsafe extern "C" fn pool_reclaim(
     })
 }
 
-/// Offers a cache of the caller's to the pool: `fn` is called before a request is answered with out of memory, and by `pool_reclaim`.
+/// Registers a cache of the caller's that can give way: `fn` is called before a request is answered with out
+/// of memory, and by `pool_reclaim` when idle memory does not suffice.
 ///
 /// @param fn See `pool_reclaim_fn`.
 /// @param user Passed to `fn`.
@@ -235,8 +245,9 @@ pub unsafe extern "C" fn pool_add_reclaim_callback(
     })
 }
 
-/// Takes a reclaim callback back. When this returns it is not running and will not be called, so that `user` can be freed. Called from inside
-/// a callback it returns at once: the callback is not called again, but calls of it under way, in this or another thread, go on.
+/// Removes a reclaim callback. When this returns, the callback is not running and will not be called again,
+/// so that `user` can be freed. Called from inside a callback it returns at once: the callback is not called
+/// again, but calls under way, in this or another thread, go on.
 ///
 /// @return `POOL_ERROR_INVALID_ARGUMENT` if there is no such callback (any more).
 #[unsafe(no_mangle)]
@@ -244,13 +255,15 @@ pub extern "C" fn pool_remove_reclaim_callback(id: u64) -> pool_status {
     guard(|| callbacks::remove(id))
 }
 
-/// Makes a pool: memory of its own, with options of its own. Pools of a device help each other: before a request is answered with out of memory,
-/// idle memory of every other pool is given up for it.
+/// Creates a pool with memory and options of its own. Pools on a device help each other: before a request is
+/// answered with out of memory, idle memory of every other pool is given up for it.
 ///
-/// @param options What holds for this pool; start from `pool_options_init`. `order` and `log` are the process's and come from
-///                `pool_configure` alone. NULL: the options of the default pool, as they are now.
-/// @param out Receives the pool, for `pool_request.pool` and the functions that take one; NULL on failure. The caller destroys it.
-/// @return `POOL_ERROR_INVALID_OPTION` for a value out of range, `POOL_ERROR_NOT_SUPPORTED` if there are 256 pools already.
+/// @param options The pool's options; start from `pool_options_init`. `order` and `log` are process-wide:
+///                only `pool_configure` changes them. NULL: the options of the default pool, as they are now.
+/// @param out Receives the pool, for `pool_request.pool` and the functions that take one; NULL on failure.
+///            The caller destroys it.
+/// @return `POOL_ERROR_INVALID_OPTION` for a value out of range, `POOL_ERROR_NOT_SUPPORTED` if there are 256
+///         pools already.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_create(options: *const pool_options, out: *mut *mut pool_t) -> pool_status {
     guard(|| {
@@ -263,20 +276,22 @@ pub unsafe extern "C" fn pool_create(options: *const pool_options, out: *mut *mu
     })
 }
 
-/// Destroys a pool and gives its memory back to the driver. All of its blocks must have been freed. Memory that the device may still be using is
-/// waited for (bounded by `settle_ms`; not during a stream capture); what is not finished with then goes back with a later call of the library.
+/// Destroys a pool and gives its memory back to the driver. All of its blocks must have been freed. It waits
+/// for memory that the device may still be using (bounded by `settle_ms`; not during a stream capture); what
+/// is still in use then goes back with a later call of the library.
 ///
 /// @param pool The pool. The default pool, NULL, cannot be destroyed: `POOL_ERROR_INVALID_ARGUMENT`.
-/// @return `POOL_ERROR_IN_USE` while blocks of it are live, a request of it is just taking memory, or it is that of a graph
-///         (`pool_torch_begin_allocate_to_pool`); nothing has changed then. A request of it that is still looking for memory, or waits for some,
-///         does not hinder it and is answered `POOL_ERROR_INVALID_ARGUMENT`.
+/// @return `POOL_ERROR_IN_USE` while the pool has live blocks, while another thread is taking memory for it,
+///         or while a captured graph uses it (`pool_torch_begin_allocate_to_pool`); nothing has changed then.
+///         A request that is still looking or waiting for memory does not keep its pool alive: it is answered
+///         `POOL_ERROR_INVALID_ARGUMENT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_destroy(pool: *mut pool_t) -> pool_status {
     guard(|| pools::destroy(pool as u64))
 }
 
-/// Reads the counters of a pool on a device: one consistent snapshot. The driver is not asked: what was held in a context that is gone
-/// counts until a call that looks for memory, frees it, or gives it back notices.
+/// Reads the counters of a pool on a device, as one consistent snapshot. The driver is not asked, so memory
+/// of a context that is gone counts until a call that allocates, frees or gives back memory notices.
 ///
 /// @param pool The pool; NULL is the default pool.
 /// @param device Device ordinal, or `POOL_DEVICE_CURRENT`.
@@ -295,7 +310,7 @@ pub unsafe extern "C" fn pool_get_stats(
     })
 }
 
-/// Tells why the calling thread's last request that was answered `POOL_ERROR_OUT_OF_MEMORY` was; a later success does not
+/// Explains the calling thread's most recent `POOL_ERROR_OUT_OF_MEMORY` answer. A later success does not
 /// clear it.
 ///
 /// @param info Receives the answer; its `struct_size` must be set. All zero if there was no such request.
@@ -309,7 +324,7 @@ pub unsafe extern "C" fn pool_get_oom_info(info: *mut pool_oom_info) -> pool_sta
     })
 }
 
-/// The calling thread's last failure in a sentence. A call that succeeds does not clear it.
+/// The calling thread's most recent failure, in a sentence. A call that succeeds does not clear it.
 ///
 /// @param buf Receives the text, cut to `len` and always terminated; may be NULL if `len` is 0.
 /// @param len Bytes of `buf`.
@@ -321,8 +336,8 @@ pub unsafe extern "C" fn pool_last_error(buf: *mut c_char, len: usize) -> usize 
     crate::error::last_error(buf)
 }
 
-/// The status of the calling thread's last failure, for functions that cannot return one (the adapters). A call that succeeds does
-/// not clear it.
+/// The status of the calling thread's most recent failure. The adapters have no status to return; after one
+/// of them has failed, this tells why. A call that succeeds does not clear it.
 ///
 /// @return `POOL_OK` if nothing has failed yet.
 #[unsafe(no_mangle)]
@@ -343,13 +358,13 @@ pub extern "C" fn pool_status_message(status: c_int) -> *const c_char {
     text::status_message(status).as_ptr()
 }
 
-/// Fills `options` with the values in force for a new process: the defaults, as `CUDAPOOL_CONF`
-/// changes them.
+/// Fills `options` with the values that a new process starts with: the defaults, as changed by
+/// `CUDAPOOL_CONF`.
 ///
 /// @param options Its `struct_size` must be set to `sizeof(pool_options)`.
 /// @return `POOL_ERROR_INVALID_OPTION` where `CUDAPOOL_CONF` is wrong; `options` then holds the
-///         defaults, and `pool_last_error` names the entry. Every allocation answers the same until
-///         the process is started with a right one.
+///         defaults, and `pool_last_error` names the entry. Every allocation fails in the same way
+///         until the process is started with a correct one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pool_options_init(options: *mut pool_options) -> pool_status {
     guard(|| {

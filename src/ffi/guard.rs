@@ -4,8 +4,8 @@ use crate::driver::lifecycle::{ProcessState, process_state};
 use crate::error::{Result, Status, fail};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs the body of an exported function. A panic is caught and answered as an internal error; the arena whose
-/// lock it broke checks itself before it goes on.
+/// Runs the body of an exported function. A panic is caught and answered as an internal error; the arena
+/// whose lock it broke checks itself before it goes on.
 #[inline]
 pub fn guard(body: impl FnOnce() -> Result<()>) -> Status {
     match catch_unwind(AssertUnwindSafe(body)) {

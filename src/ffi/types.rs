@@ -12,17 +12,18 @@ pub struct CUstream_st {
     _opaque: [u8; 0],
 }
 
-/// A pool of `pool_create`. NULL stands for the process's default pool. The handle of a destroyed pool is never given again, and every
-/// function answers it with `POOL_ERROR_INVALID_ARGUMENT`.
+/// A pool of `pool_create`. NULL stands for the process's default pool. The handle of a destroyed pool is
+/// never given again, and every function answers it with `POOL_ERROR_INVALID_ARGUMENT`.
 pub struct pool_t {
     _opaque: [u8; 0],
 }
 
-/// A cache of another runtime that can give way: frees up to `wanted` bytes of device memory on `device` if it can, to
-/// the driver or to this pool, and returns how many it freed.
+/// A cache of another runtime that can give way: frees up to `wanted` bytes of device memory on `device` if
+/// it can, to the driver or to this pool, and returns how many it freed.
 ///
-/// It runs on the thread whose request ran out of memory, with no lock of the pool held, and on several threads at once if several
-/// run out. It may use the pool. It must return: an exception or a `longjmp` out of it is undefined.
+/// It runs on the thread whose request ran out of memory, with no lock of the pool held, and on several
+/// threads at once if several run out. It may use the pool. It must return: to leave it by an exception or a
+/// `longjmp` is undefined behaviour.
 pub type pool_reclaim_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, device: c_int, wanted: usize) -> usize>;
 
@@ -39,8 +40,9 @@ pub struct pool_request {
     /// Bytes, a power of two up to `POOL_MAX_ALIGNMENT`; 0 is `POOL_DEFAULT_ALIGNMENT`,
     /// and less than that is raised to it.
     pub alignment: usize,
-    /// Device ordinal, or `POOL_DEVICE_CURRENT`, which is also what a shorter struct means. A stream (not a default one) says itself which device
-    /// and context: `POOL_ERROR_INVALID_ARGUMENT` if that is another device.
+    /// Device ordinal, or `POOL_DEVICE_CURRENT`, which is also what a shorter struct means. A stream other
+    /// than the default ones determines device and context itself: if it is on another device, the answer is
+    /// `POOL_ERROR_INVALID_ARGUMENT`.
     pub device: i32,
     /// Not used; 0.
     pub reserved: i32,
@@ -76,9 +78,10 @@ pub struct pool_block_info {
     pub pool: *mut pool_t,
 }
 
-/// Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts.
-/// At every moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`. With several contexts on the
-/// device the counters are sums over them; peaks too, so that these may never have been held together.
+/// Counters of one pool on one device. Bytes, except where the name says calls, blocks or counts. At every
+/// moment `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`. With several
+/// contexts on the device the counters are sums over them; peaks too, so that these may never have been held
+/// together.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct pool_stats {
@@ -92,9 +95,10 @@ pub struct pool_stats {
     pub requested_bytes: u64,
     /// Idle and ready for the next request (of the same stream, where the memory was freed on one).
     pub cached_bytes: u64,
-    /// Freed, but not known to be finished with on the device.
+    /// Freed, but the device may still be using it.
     pub pending_bytes: u64,
-    /// Mapped, but in no block and not free: tails of slabs.
+    /// Held, but neither in a live block nor free: the unused tails of slabs, and memory that the driver
+    /// would not take back after an operation that failed (it is offered again).
     pub overhead_bytes: u64,
     /// Device memory held from the driver.
     pub reserved_bytes: u64,
@@ -118,10 +122,10 @@ pub struct pool_stats {
     pub driver_sync_calls: u64,
     /// Out-of-memory answers to callers.
     pub oom_count: u64,
-    /// Requests that the driver refused for memory and that the pool served all the same.
+    /// Requests that were refused memory by the driver or the limit, and that the pool served all the same.
     pub oom_recovered_count: u64,
-    /// Device memory kept free for others at the moment: what they have asked for with `pool_reclaim`, as far as the option `headroom` goes and as it
-    /// fades.
+    /// Device memory that the pool leaves free for others at the moment: what they have asked for with
+    /// `pool_reclaim`, as far as the option `headroom` allows, halving over time.
     pub headroom_bytes: u64,
     /// The part of `reserved_bytes` that is host memory (option `spill`).
     pub spilled_bytes: u64,
@@ -131,8 +135,8 @@ pub struct pool_stats {
     pub oom_wait_count: u64,
 }
 
-/// Why a request of the calling thread was answered `POOL_ERROR_OUT_OF_MEMORY`. Bytes, as they were when the answer was given.
-/// `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`, and
+/// Why a request of the calling thread was answered `POOL_ERROR_OUT_OF_MEMORY`. Bytes, as they were when the
+/// answer was given. `reserved_bytes = live_bytes + cached_bytes + pending_bytes + overhead_bytes`, and
 /// `device_total_bytes = device_free_bytes + pools_bytes + foreign_bytes`.
 ///
 /// Rungs: 1 search, 2 grow, 3 remap, 4 release in other pools, 5 settle, 6 callbacks, 7 empty everything,
@@ -158,9 +162,9 @@ pub struct pool_oom_info {
     pub live_bytes: u64,
     /// Idle in the pool.
     pub cached_bytes: u64,
-    /// Freed, but not known to be finished with.
+    /// Freed, but the device may still be using it.
     pub pending_bytes: u64,
-    /// Mapped, but in no block and not free.
+    /// Held, but neither in a live block nor free; see `pool_stats.overhead_bytes`.
     pub overhead_bytes: u64,
     /// Held by the pool.
     pub reserved_bytes: u64,
@@ -201,24 +205,28 @@ pub struct pool_options {
     pub backend: i32,
     /// `POOL_ORDER_*`: `device`, or `stream:legacy`; what `pool_alloc` and `pool_free` mean.
     pub order: i32,
-    /// Milliseconds: the longest that one request waits for freed memory to be finished with on the
-    /// device before it is answered `POOL_ERROR_OUT_OF_MEMORY`. Drivers before 12.5 can only wait for all work
-    /// of a context, without a bound; that is done only for memory that was freed device-ordered or not on a stream's last call.
+    /// Milliseconds: the longest that one request waits for the device to complete its use of freed memory
+    /// before it is answered `POOL_ERROR_OUT_OF_MEMORY`. Drivers before 12.5 can only wait for all work of a
+    /// context, without a bound; that is done only for memory that was freed device-ordered or not on a
+    /// stream's last call.
     pub settle_ms: u32,
     /// `POOL_LOG_*`: `off`, `error`, `warn`, `info` or `debug`; written to stderr. Process-wide.
     pub log: i32,
-    /// Key `headroom`, value in bytes: the most device memory that the pool leaves free for others once somebody has asked for some with
-    /// `pool_reclaim`. As much as was asked for is left, halving every 30 seconds; idle memory is moved and released rather than the headroom taken,
-    /// but no request is answered with out of memory for its sake. 0: `headroom_percent` counts.
+    /// Key `headroom`, value in bytes: the most device memory that the pool leaves free for others once
+    /// somebody has asked for some with `pool_reclaim`. As much as was asked for is left free, halving every
+    /// 30 seconds. The pool moves and releases idle memory before it takes the headroom, but answers no
+    /// request with out of memory for its sake. 0: `headroom_percent` counts.
     pub headroom_bytes: u64,
     /// Key `headroom`, value in percent (`5%`) of the device's memory. Both 0: no headroom.
     pub headroom_percent: u32,
-    /// Milliseconds that a request for which there is no memory waits for other threads' frees before it is answered
-    /// `POOL_ERROR_OUT_OF_MEMORY`; first come first served. Requests of at most a sixteenth of one that waits do not queue behind it. Not in a stream
-    /// capture nor inside a reclaim callback.
+    /// Milliseconds that a request for which there is no memory waits for other threads' frees before it is
+    /// answered `POOL_ERROR_OUT_OF_MEMORY`; first come, first served. A request of at most a sixteenth of the
+    /// size of one that waits does not queue behind it. Requests in a stream capture or inside a reclaim
+    /// callback do not wait.
     pub oom_wait_ms: u32,
-    /// `POOL_SPILL_*`: `off`, or `host`: a request that ends without device memory is served with host memory that the device reaches through its
-    /// bus, if the driver can (`HOST` or `HOST_NUMA` locations of `cuMemCreate`, from 12.2). Slow; counted in `pool_stats.spilled_bytes`.
+    /// `POOL_SPILL_*`: `off`, or `host`: a request for which there is no device memory is served with host
+    /// memory that the device reaches through its bus, if the driver can (`HOST` or `HOST_NUMA` locations of
+    /// `cuMemCreate`, from 12.2). Slow; counted in `pool_stats.spilled_bytes`.
     pub spill: i32,
     /// Not used; 0.
     pub reserved: i32,

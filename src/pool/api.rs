@@ -275,7 +275,8 @@ pub fn use_on_stream(address: u64, stream: u64) -> Result<()> {
     arena.use_elsewhere(address, key)
 }
 
-/// The use of no block still names a stream: the pool looks whether it is captured, which it may not be able to see otherwise.
+/// The use of no block still names a stream: the pool looks whether it is captured, which it may not be able
+/// to see otherwise.
 fn name_stream(api: &Api, stream: u64) -> Result<()> {
     let key = StreamKey::of(stream);
     if key.is_created() {

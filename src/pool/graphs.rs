@@ -1,8 +1,9 @@
-//! Private pools of CUDA graphs, as PyTorch asks for them: what is allocated while a graph is captured comes from a pool of the graph's
-//! own, whose memory stays where it is, idle or not, until the graph is gone. A launch of the graph uses the addresses that the capture saw.
+//! Private pools of CUDA graphs, as PyTorch asks for them: what is allocated while a graph is captured comes
+//! from a pool of the graph's own, whose memory stays where it is, idle or not, until the graph is gone. A
+//! launch of the graph uses the addresses that the capture saw.
 //!
-//! PyTorch also passes a C++ object that tells which streams are meant; it cannot be called from here. Meant are the thread that began, and
-//! streams that are being captured.
+//! PyTorch also passes a C++ object that tells which streams are meant; it cannot be called from here. Meant
+//! are the thread that began, and streams that are being captured.
 
 use super::types::{PoolId, this_thread};
 use super::{api, pools, registry, settings};
@@ -19,7 +20,8 @@ pub struct GraphId {
     pub id: (u64, u64),
 }
 
-/// Most private pools at a time, those included that wait for their last block. A limit, so that the table needs no memory.
+/// Most private pools at a time, those included that wait for their last block. A limit, so that the table
+/// needs no memory.
 const MAX_PRIVATE: usize = 256;
 /// Most captures under way at a time.
 const MAX_OPEN: usize = 64;
@@ -28,7 +30,8 @@ const MAX_OPEN: usize = 64;
 struct Private {
     graph: GraphId,
     pool: PoolId,
-    /// Captures into it that have begun, less those that were released; 0 when it only waits for its last block.
+    /// Captures into it that have begun, less those that were released; 0 when it only waits for its last
+    /// block.
     uses: u64,
 }
 
@@ -50,7 +53,8 @@ static TABLE: Lock<Table> =
 /// Captures under way, so that an allocation outside of any does not take the lock.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on allocations of this thread and of captured streams come from the graph's pool, which is made if there is none.
+/// From now on allocations of this thread and of captured streams come from the graph's pool, which is made
+/// if there is none.
 pub fn begin(graph: GraphId) -> Result<()> {
     check_running()?;
     if graph.device < 0 {
@@ -112,7 +116,8 @@ pub fn end(graph: GraphId) -> Result<()> {
     Ok(())
 }
 
-/// One user of the graph's pool is gone. With the last one its idle memory is everyone's, and the pool goes with its last block.
+/// One user of the graph's pool is gone. With the last one its idle memory is everyone's, and the pool goes
+/// with its last block.
 pub fn release(graph: GraphId) -> Result<()> {
     check_running()?;
     let last = {
@@ -135,7 +140,8 @@ pub fn is_capturing_any() -> bool {
     OPEN.load(Acquire) > 0
 }
 
-/// Destroys the pools that nobody uses and in which nothing is live. That waits for the device, so it is put off during captures.
+/// Destroys the pools that nobody uses and in which nothing is live. That waits for the device, so it is put
+/// off during captures.
 pub fn sweep() {
     if is_capturing_any() {
         return;
@@ -143,7 +149,8 @@ pub fn sweep() {
     for at in 0..MAX_PRIVATE {
         let unused = TABLE.lock().privates.get(at).copied().flatten().filter(|p| p.uses == 0);
         let Some(unused) = unused else { continue };
-        // Not under the lock: it waits for the device. Somebody else may have destroyed the pool first, which is as good.
+        // Not under the lock: it waits for the device. Somebody else may have destroyed the pool first, which
+        // is as good.
         if pools::is_empty(unused.pool)
             && (!settings::exists(unused.pool) || pools::destroy(pools::handle_of(unused.pool)).is_ok())
         {
@@ -175,7 +182,8 @@ fn open_pool_for(api: &Api, device: i32, stream: u64) -> Result<PoolId> {
     let Some(any) = any else { return Ok(PoolId::DEFAULT) };
     let captured = is_capturing(api, stream) == Some(true);
     if captured {
-        // The default pool has to know of the capture too, and sees that of a non-blocking stream only where it is named.
+        // The default pool has to know of the capture too, and sees that of a non-blocking stream only where
+        // it is named.
         api::use_on_stream(0, stream)?;
     }
     let Some(open) = mine.or_else(|| captured.then_some(any)) else { return Ok(PoolId::DEFAULT) };

@@ -1,7 +1,9 @@
-//! The pool: policy. Which arena serves a call, in which order memory is reused, what is given up when it runs out.
+//! The pool: policy. Which arena serves a call, in which order memory is reused, what is given up when it
+//! runs out.
 //!
-//! The modules in the order in which each knows only those before it: [`types`], [`options`], [`settings`], [`arena`], [`registry`],
-//! [`pools`], [`oom`], [`api`], [`graphs`]. The boundary calls [`api`] and [`graphs`].
+//! The modules in the order in which each knows only those before it: [`types`], [`options`], [`settings`],
+//! [`arena`], [`registry`], [`pools`], [`oom`], [`api`], [`graphs`]. The boundary calls [`api`] and
+//! [`graphs`].
 
 pub mod api;
 pub mod arena;

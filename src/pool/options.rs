@@ -38,7 +38,8 @@ pub struct Options {
     pub backend: Backend,
     pub order: Order,
     pub settle_ms: u32,
-    /// Idle memory stays where it is, for graphs that use its addresses. Not in the table: only pools of graphs have it.
+    /// Idle memory stays where it is, for graphs that use its addresses. Not in the table: only pools of
+    /// graphs have it.
     pub pinned: bool,
     /// 0 off to 4 debug.
     pub log: i32,

@@ -1,7 +1,8 @@
 //! Pools: their handles and their end.
 //!
-//! A handle is a number that is never given twice and points nowhere, so a stale one is told apart from every other value. A pool's memory
-//! is in its arenas, one for each context; when the pool goes they are detached from it, and serve the next pool in the same context.
+//! A handle is a number that is never given twice and points nowhere, so a stale one is told apart from every
+//! other value. A pool's memory is in its arenas, one for each context; when the pool goes they are detached
+//! from it, and serve the next pool in the same context.
 
 use super::options::{self, Options};
 use super::types::PoolId;
@@ -10,7 +11,8 @@ use crate::driver;
 use crate::driver::lifecycle::{self, ProcessState};
 use crate::error::{Result, bail};
 
-/// Handles are multiples of this, so that none of them is taken for a small number or a pointer into a page that is there.
+/// Handles are multiples of this, so that none of them is taken for a small number or a pointer into a page
+/// that is there.
 const STEP: u64 = 16;
 
 /// `pool_create`.

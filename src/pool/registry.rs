@@ -1,8 +1,9 @@
 //! Which arenas there are, which one a call means, and what concerns a whole device or context.
 //!
-//! Arenas are made for each pool and life of a context and never unmade, so that a stale pointer can always be told; those of a pool that was
-//! destroyed serve the next one in their context. A program with one device and
-//! one context, as most are, is told apart from all others: there a stream-ordered call needs no word from the driver.
+//! Arenas are made for each pool and life of a context and never unmade, so that a stale pointer can always
+//! be told; those of a pool that was destroyed serve the next one in their context. A program with one device
+//! and one context, as most are, is told apart from all others: there a stream-ordered call needs no word
+//! from the driver.
 
 use super::arena::{Arena, next_use, state};
 use super::options::{Backend, Options};
@@ -19,7 +20,8 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 use core::time::Duration;
 
-/// Most arenas in the life of a process. A limit, because lost ones stay known and every free may have to look at them.
+/// Most arenas in the life of a process. A limit, because lost ones stay known and every free may have to
+/// look at them.
 const MAX_ARENAS: usize = 1024;
 /// How long a wait for several arenas stays with one of them, at first and at most.
 const SHORTEST_TURN: Duration = Duration::from_millis(1);
@@ -134,8 +136,8 @@ pub fn by_address(address: u64) -> Result<&'static Arena> {
     found.ok_or_else(|| state::not_ours(address))
 }
 
-/// Whether the address is in memory of any arena. What `cuMemAlloc` gave goes with its context, and the driver may give the address to
-/// somebody else.
+/// Whether the address is in memory of any arena. What `cuMemAlloc` gave goes with its context, and the
+/// driver may give the address to somebody else.
 pub fn owns(address: u64) -> bool {
     all().any(|a| a.has_in_range(address)) || living().any(|a| a.has_in_chunks(address))
 }
@@ -232,15 +234,16 @@ pub fn idle_on(device: i32) -> (u64, u64) {
     sums
 }
 
-/// Counts an out-of-memory answer that no arena was asked for, because asking which one would be a driver call.
+/// Counts an out-of-memory answer that no arena was asked for, because asking which one would be a driver
+/// call.
 pub fn count_oom(pool: PoolId) {
     if let Some(Ok(mut state)) = living_of(pool).next().map(Arena::lock) {
         state.count_oom();
     }
 }
 
-/// How far the arenas of a device were at some moment: waits for what had been freed until then come to an end whatever others free
-/// meanwhile.
+/// How far the arenas of a device were at some moment: waits for what had been freed until then come to an
+/// end whatever others free meanwhile.
 pub struct FreeEpochs {
     /// Counts of frees, by the arenas' slots.
     counts: [u64; MAX_ARENAS],
@@ -263,7 +266,8 @@ impl FreeEpochs {
     }
 }
 
-/// Turns of a wait for several arenas: each gets a little time, because what one waits for long, another one may have at once.
+/// Turns of a wait for several arenas: each gets a little time, because what one waits for long, another one
+/// may have at once.
 pub struct Turns {
     deadline: Moment,
     length: Duration,
@@ -317,8 +321,8 @@ pub fn stop_adding() -> Guard<'static, ()> {
     ADDING.lock()
 }
 
-/// Makes the pool an arena in the context, if it has none. Whether the pool is still there, and with which options, is asked under the
-/// lock that the end of a pool takes.
+/// Makes the pool an arena in the context, if it has none. Whether the pool is still there, and with which
+/// options, is asked under the lock that the end of a pool takes.
 fn add(api: &Api, pool: PoolId, context: Context) -> Result<&'static Arena> {
     let _adding = ADDING.lock();
     if let Some(arena) = living_of(pool).find(|a| a.mapper.context == context) {
@@ -389,7 +393,8 @@ pub fn empty_detached(api: &Api, deadline: Moment) {
     }
 }
 
-/// Finds out whether the program has shown one device and one context, in which the default pool has an arena.
+/// Finds out whether the program has shown one device and one context, in which the default pool has an
+/// arena.
 fn find_only() {
     let first = living().next().map(|a| a.mapper.context);
     let one = driver::device_count() == 1 && living().all(|a| Some(a.mapper.context) == first);

@@ -1,4 +1,5 @@
-//! The options in force: those of the default pool, and those of each pool that was created and not destroyed.
+//! The options in force: those of the default pool, and those of each pool that was created and not
+//! destroyed.
 
 use super::options::{self, Options, Order};
 use super::types::PoolId;
@@ -9,7 +10,8 @@ use crate::sync::lock::{Lock, Rank};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use once_cell::sync::OnceCell;
 
-/// Most pools at a time, the default one aside. A limit, so that the table needs no memory; a process has a few.
+/// Most pools at a time, the default one aside. A limit, so that the table needs no memory; a process has a
+/// few.
 const MAX_POOLS: usize = 256;
 
 #[derive(Clone, Copy)]
@@ -18,7 +20,8 @@ struct Entry {
     options: Options,
 }
 
-/// The default pool's options. Read from the environment at first use; a failure is answered again by the next call.
+/// The default pool's options. Read from the environment at first use; a failure is answered again by the
+/// next call.
 static DEFAULT: OnceCell<Lock<Options>> = OnceCell::new();
 static CREATED: Lock<[Option<Entry>; MAX_POOLS]> = Lock::new(Rank::Pools, [None; MAX_POOLS]);
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -57,7 +60,8 @@ pub fn set_default(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Whether the plain calls are ordered by the legacy stream. To be asked after [`default`] has succeeded once.
+/// Whether the plain calls are ordered by the legacy stream. To be asked after [`default`] has succeeded
+/// once.
 #[inline]
 pub fn plain_is_legacy() -> bool {
     PLAIN_IS_LEGACY.load(Relaxed)

@@ -1,5 +1,5 @@
-//! The words of the pool layer: pools, streams, requests, blocks and the order of frees. Plain data; nothing here takes a lock or calls
-//! the driver.
+//! The words of the pool layer: pools, streams, requests, blocks and the order of frees. Plain data; nothing
+//! here takes a lock or calls the driver.
 
 /// A pool, by a number that is never given twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,14 +1,14 @@
 //! The clock: what time it is, and sleeping until a time or a word from another thread.
 //!
-//! It is the host's monotonic clock, unless the driver brings one of its own. The simulated driver does where its time is virtual: tests
-//! then decide by order what would otherwise depend on how fast the machine is.
+//! It is the host's monotonic clock, unless the driver brings one of its own. The simulated driver does where
+//! its time is virtual: tests then decide by order what would otherwise depend on how fast the machine is.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 use core::time::Duration;
 
-/// The functions of a driver's own clock (`struct cudasim_clock` in the simulated driver's header). Times are nanoseconds since
-/// an origin of its own.
+/// The functions of a driver's own clock (`struct cudasim_clock` in the simulated driver's header). Times are
+/// nanoseconds since an origin of its own.
 #[repr(C)]
 pub struct DriverClock {
     now: unsafe extern "C" fn() -> u64,
@@ -82,8 +82,8 @@ pub fn sleep(duration: Duration) {
     }
 }
 
-/// Sleeps until somebody calls [`wake_all`] with the word, or `longest` is over; not at all if the word is no longer `seen`. May return without
-/// either.
+/// Sleeps until somebody calls [`wake_all`] with the word, or `longest` is over; not at all if the word is no
+/// longer `seen`. May return without either.
 pub fn wait(word: &AtomicU32, seen: u32, longest: Duration) {
     if let Some(clock) = drivers() {
         let until = now().after(longest);

@@ -1,7 +1,8 @@
 //! A lock without poisoning and without memory: one word, waiting in the kernel.
 //!
-//! The fast path of the pool is two of these, so taking it is one atomic exchange and giving it back a plain store. A panic while
-//! it is held leaves a mark instead of an error, and whoever locks next decides what that means.
+//! The fast path of the pool is two of these, so taking it is one atomic exchange and giving it back a plain
+//! store. A panic while it is held leaves a mark instead of an error, and whoever locks next decides what
+//! that means.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -9,8 +10,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// The longest sleep. The holder looks for sleepers right after its plain store, and may look before that store can be seen; a
-/// sleeper that is missed this way wakes by itself.
+/// The longest sleep. The holder looks for sleepers right after its plain store, and may look before that
+/// store can be seen; a sleeper that is missed this way wakes by itself.
 static NAP_TIME: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// How often a thread looks again before it sleeps: about as long as the pool holds the lock.
 const SPINS: u32 = 100;
@@ -30,12 +31,14 @@ pub fn ask_for_threads() {
 
 #[inline]
 fn is_single_threaded() -> bool {
-    // SAFETY: our own byte, or the C library's. It changes only when this thread makes another one, or, back, when none is left.
+    // SAFETY: our own byte, or the C library's. It changes only when this thread makes another one, or, back,
+    // when none is left.
     unsafe { SINGLE_THREADED.load(Relaxed).read_volatile() != 0 }
 }
 
-/// What a lock is for, in the order of taking: a thread may take a lock only if its rank comes after the rank of every lock that the thread
-/// holds. In builds with debug assertions a thread that does otherwise panics, whether or not it would have met another one on the way.
+/// What a lock is for, in the order of taking: a thread may take a lock only if its rank comes after the rank
+/// of every lock that the thread holds. In builds with debug assertions a thread that does otherwise panics,
+/// whether or not it would have met another one on the way.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum Rank {
@@ -120,7 +123,8 @@ impl<T> Lock<T> {
     pub fn lock(&self) -> Guard<'_, T> {
         #[cfg(debug_assertions)]
         witness::take(self.rank);
-        // With one thread there is nobody to race with, and an atomic exchange is most of what a cached call costs.
+        // With one thread there is nobody to race with, and an atomic exchange is most of what a cached call
+        // costs.
         let taken = if is_single_threaded() {
             let before = self.word.load(Relaxed);
             self.word.store(HELD, Relaxed);
@@ -149,7 +153,8 @@ impl<T> Lock<T> {
         }
         self.sleepers.fetch_add(1, Relaxed);
         while self.word.swap(HELD, Acquire) != FREE {
-            // SAFETY: the word outlives the call, the timeout is static; any return value leads back to the loop.
+            // SAFETY: the word outlives the call, the timeout is static; any return value leads back to the
+            // loop.
             unsafe {
                 libc::syscall(
                     libc::SYS_futex,

@@ -60,8 +60,8 @@ impl Arena {
         }
     }
 
-    /// Looks whether the stream that the current call carries is captured, and remembers it where a look at the legacy stream would
-    /// not tell: for non-blocking streams.
+    /// Looks whether the stream that the current call carries is captured, and remembers it where a look at
+    /// the legacy stream would not tell: for non-blocking streams.
     pub fn look_for_capture(&self, api: &Api, key: StreamKey) -> Result<bool> {
         let capturing = self.mapper.context.with(api, || is_capturing(api, key.handle))?;
         let hidden = capturing == Some(true) && is_non_blocking(api, key.handle);
@@ -72,8 +72,8 @@ impl Arena {
         Ok(capturing.unwrap_or(true))
     }
 
-    /// Records a fence on the stream that the current call carries. Does nothing while the stream is captured: the event would become
-    /// part of the graph. A failure leaves the frees to a later fence.
+    /// Records a fence on the stream that the current call carries. Does nothing while the stream is
+    /// captured: the event would become part of the graph. A failure leaves the frees to a later fence.
     pub fn fence_stream(&self, api: &Api, key: StreamKey) {
         if !matches!(self.look_for_capture(api, key), Ok(false)) {
             return;
@@ -105,8 +105,8 @@ impl Arena {
         }
     }
 
-    /// Records a fence of the whole context, which covers every free so far, if the driver can (from 12.5) and nothing is
-    /// known to be captured in the context: the call would break the capture.
+    /// Records a fence of the whole context, which covers every free so far, if the driver can (from 12.5)
+    /// and nothing is known to be captured in the context: the call would break the capture.
     pub fn fence_context(&self, api: &Api, is_captured: IsCaptured) -> bool {
         let Some(record) = api.ctx_record_event else { return false };
         let seq = {
@@ -156,8 +156,8 @@ impl Arena {
             if !asked.is_empty() {
                 relaxed(api, || {
                     for (whose, fence) in asked.iter_mut() {
-                        // SAFETY: the pool never destroys an event. If another thread took the fence off meanwhile and the
-                        // event serves another one, the answer finds no such fence below.
+                        // SAFETY: the pool never destroys an event. If another thread took the fence off
+                        // meanwhile and the event serves another one, the answer finds no such fence below.
                         match unsafe { (api.event_query)(fence.event) } {
                             code::SUCCESS => complete += 1,
                             result => {
@@ -187,8 +187,8 @@ impl Arena {
         }
     }
 
-    /// Waits until everything freed by the count of `freed` is complete, `served` says that it is enough, or time runs out. Must not be
-    /// called in a capture.
+    /// Waits until everything freed by the count of `freed` is complete, `served` says that it is enough, or
+    /// time runs out. Must not be called in a capture.
     pub fn wait(
         &self,
         api: &Api,
@@ -237,8 +237,8 @@ impl Arena {
         self.wait(api, is_captured, deadline, freed, |state| Ok(state.has_more_idle(bytes, &mut seen)))
     }
 
-    /// Finds out what of all that was freed is complete now; on drivers without events of the context, by waiting for it. True if
-    /// some of it is.
+    /// Finds out what of all that was freed is complete now; on drivers without events of the context, by
+    /// waiting for it. True if some of it is.
     pub fn ask_about_context(&self, api: &Api, is_captured: IsCaptured) -> Result<bool> {
         if !self.lock()?.needs_context() {
             return Ok(false);
@@ -269,8 +269,8 @@ impl Arena {
 }
 
 impl State {
-    /// Keeps an event for later. Where the host has no room for it, it is left to its context: destroying it could pull
-    /// it from under a thread that is just asking about it.
+    /// Keeps an event for later. Where the host has no room for it, it is left to its context: destroying it
+    /// could pull it from under a thread that is just asking about it.
     fn keep_event(&mut self, event: Event) {
         if self.spare.try_reserve(1).is_ok() {
             self.spare.push(event);

@@ -1,8 +1,9 @@
 //! Ordering: which freed memory the device is known to be finished with.
 //!
-//! Frees are counted; a *fence* is an event together with the count at which it was recorded. When a fence of a
-//! stream is complete, everything freed on that stream up to its count is finished with; when a fence of the whole
-//! context is, everything freed anywhere up to its count is. A stream's handle is only used in the call that carried it.
+//! Frees are counted; a *fence* is an event together with the count at which it was recorded. When a fence of
+//! a stream is complete, everything freed on that stream up to its count is finished with; when a fence of
+//! the whole context is, everything freed anywhere up to its count is. A stream's handle is only used in the
+//! call that carried it.
 
 use crate::driver::Event;
 use crate::heap::StreamId;
@@ -74,8 +75,8 @@ pub struct Stream {
     pub captured: Option<Moment>,
 }
 
-/// How long a stream counts as captured after it was last seen so. Its handle must not be touched to ask, and its owner may
-/// never name it again, so there has to be an end; captures take milliseconds.
+/// How long a stream counts as captured after it was last seen so. Its handle must not be touched to ask, and
+/// its owner may never name it again, so there has to be an end; captures take milliseconds.
 pub const CAPTURE_MEMORY: Duration = Duration::from_secs(10);
 
 impl Stream {

@@ -1,7 +1,7 @@
 //! Growth: taking more memory from the driver, and moving idle chunks to where they serve a request.
 //!
-//! What is to be done is decided and taken out of the lists under the lock, done without it, and booked and handed out under
-//! one more hold of it, so that no other thread can take what this one has won.
+//! What is to be done is decided and taken out of the lists under the lock, done without it, and booked and
+//! handed out under one more hold of it, so that no other thread can take what this one has won.
 
 use super::Arena;
 use super::state::State;
@@ -12,19 +12,20 @@ use crate::logging::{Size, log_line};
 use crate::pool::types::AllocRequest;
 use crate::vmem::{Calls, ChunkOp, UndoFailure, Unreclaimable};
 
-/// A growth is made of about this many chunks at most. The driver's cost goes with their number, but a chunk is only given up whole, and a small
-/// survivor traps all of it.
+/// A growth is made of about this many chunks at most. The driver's cost goes with their number, but a chunk
+/// is only given up whole, and a small survivor traps all of it.
 const CHUNKS_PER_GROWTH: u64 = 64;
 /// The same once memory was refused: then what a survivor traps is missed, and the driver's cost is not.
 const CHUNKS_WHEN_SCARCE: u64 = 8 * CHUNKS_PER_GROWTH;
 /// A chunk is at most this part of what the pool may hold, so that what is trapped is little beside it.
 const CHUNKS_PER_DEVICE: u64 = 512;
-/// Requests of up to this many bytes share `cuMemAlloc` chunks of [`SHARED_CHUNK`]; larger ones get chunks of their own size, because
-/// nothing can be unmapped from between two survivors here.
+/// Requests of up to this many bytes share `cuMemAlloc` chunks of [`SHARED_CHUNK`]; larger ones get chunks of
+/// their own size, because nothing can be unmapped from between two survivors here.
 const SHARED_MOST: u64 = 2 << 20;
 const SHARED_CHUNK: u64 = 16 << 20;
 
-/// Room made before every operation that may leave something unreclaimable, for as many threads as may be in one at once; failed moves leave two.
+/// Room made before every operation that may leave something unreclaimable, for as many threads as may be in
+/// one at once; failed moves leave two.
 pub(super) const ROOM_FOR_UNRECLAIMABLE: usize = 64;
 
 /// What became of an attempt to get more memory.
@@ -77,8 +78,8 @@ impl Arena {
         }
     }
 
-    /// Grows with idle memory: moved where chunks can be moved. Where that does not do, because chunks are too large for the
-    /// unmapped extents or cannot be moved, `wanted` bytes of them are returned first.
+    /// Grows with idle memory: moved where chunks can be moved. Where that does not do, because chunks are
+    /// too large for the unmapped extents or cannot be moved, `wanted` bytes of them are returned first.
     pub fn grow_with_idle(
         &self,
         api: &Api,
@@ -210,7 +211,8 @@ struct Step {
     /// Bytes to be created.
     fresh: u64,
     ops: Vec<ChunkOp>,
-    /// The chunks among the operations that are moved, with their busy extents, in the order of the operations.
+    /// The chunks among the operations that are moved, with their busy extents, in the order of the
+    /// operations.
     moved: Vec<(u32, NodeId)>,
 }
 
@@ -361,8 +363,8 @@ impl State {
         Ok(step)
     }
 
-    /// Books where moved chunks are not any more, or still are. The operations that move come in the order of `moved`, whatever lies
-    /// between them.
+    /// Books where moved chunks are not any more, or still are. The operations that move come in the order of
+    /// `moved`, whatever lies between them.
     fn book_moves(&mut self, moved: &[(u32, NodeId)], ops: &[ChunkOp], placed: bool) {
         for ((chunk, node), op) in moved.iter().zip(ops.iter().filter(|op| op.from != 0)) {
             if op.left == UndoFailure::Stuck {
@@ -386,7 +388,8 @@ impl State {
         (more > bounds.spare).then_some(Why::Headroom)
     }
 
-    /// After a growth that failed: its parts are unmapped extents again, unless something is mapped in them that could not be unmapped.
+    /// After a growth that failed: its parts are unmapped extents again, unless something is mapped in them
+    /// that could not be unmapped.
     fn book_failure(&mut self, plan: Growth, mut ops: Vec<ChunkOp>) {
         ops.retain(|p| matches!(p.left, UndoFailure::Memory | UndoFailure::Mapping));
         let mut parts = Vec::new();
@@ -431,7 +434,8 @@ impl State {
         self.keep_one(op, busy);
     }
 
-    /// The same for one chunk. Without host memory to remember it, it stays with the driver, and in the counters.
+    /// The same for one chunk. Without host memory to remember it, it stays with the driver, and in the
+    /// counters.
     pub(super) fn keep_one(&mut self, op: ChunkOp, busy: Vec<Part>) {
         let mut pieces = Vec::new();
         if pieces.try_reserve_exact(1).is_err() {
@@ -442,7 +446,8 @@ impl State {
         self.keep_unreclaimable(Unreclaimable { pieces }, busy);
     }
 
-    /// Books what `cuMemAlloc` gave; a request for an own allocation is served with it. After an error nothing is booked.
+    /// Books what `cuMemAlloc` gave; a request for an own allocation is served with it. After an error
+    /// nothing is booked.
     fn book_malloc(&mut self, address: u64, len: u64, request: &AllocRequest) -> Result<Option<u64>> {
         let own = request.own_allocation;
         let align = if own { request.align } else { QUANTUM };
@@ -469,8 +474,8 @@ pub fn whole_pages(request: &AllocRequest) -> Option<u64> {
     Heap::extent_for(request.size, request.align).and_then(|(len, _)| round_up(len, PAGE))
 }
 
-/// What a request takes from the driver where chunks are `cuMemAlloc` memory. Whole pages, because the driver aligns those to
-/// pages, and smaller ones share a page with strangers.
+/// What a request takes from the driver where chunks are `cuMemAlloc` memory. Whole pages, because the driver
+/// aligns those to pages, and smaller ones share a page with strangers.
 fn malloc_bytes(request: &AllocRequest) -> Option<u64> {
     if request.own_allocation {
         return round_up(request.size, PAGE);

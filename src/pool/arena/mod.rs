@@ -1,8 +1,9 @@
-//! An arena: the memory of one pool in one context, behind one lock. It knows only itself; what concerns a whole device or the pool's
-//! other arenas comes in as an argument. Here is what needs no driver call but for streams of other contexts.
+//! An arena: the memory of one pool in one context, behind one lock. It knows only itself; what concerns a
+//! whole device or the pool's other arenas comes in as an argument. Here is what needs no driver call but for
+//! streams of other contexts.
 //!
-//! `state` is what the lock protects; `events` finds out what the device has completed, `grow`, `release` and `spill` move memory between
-//! the arena and the driver. The lock is never held across a driver call.
+//! `state` is what the lock protects; `events` finds out what the device has completed, `grow`, `release` and
+//! `spill` move memory between the arena and the driver. The lock is never held across a driver call.
 
 pub mod events;
 mod fence;
@@ -33,8 +34,8 @@ pub fn next_use() -> u64 {
     USES.fetch_add(1, Relaxed).wrapping_add(1)
 }
 
-/// Tells whether some stream of the arena's context must be taken to be captured. Any of the context's arenas may know of it, so an
-/// arena is told how to ask.
+/// Tells whether some stream of the arena's context must be taken to be captured. Any of the context's arenas
+/// may know of it, so an arena is told how to ask.
 pub type IsCaptured<'a> = &'a dyn Fn() -> bool;
 
 /// See the module.
@@ -92,8 +93,8 @@ impl Arena {
         self.lost.load(Relaxed)
     }
 
-    /// Takes the arena from its pool, if nobody holds or is just getting memory of it. Without `really` it only looks whether that is
-    /// so.
+    /// Takes the arena from its pool, if nobody holds or is just getting memory of it. Without `really` it
+    /// only looks whether that is so.
     pub fn detach(&self, really: bool) -> Result<()> {
         let mut state = self.lock()?;
         let bytes = state.bytes();
@@ -215,7 +216,8 @@ impl Arena {
         self.state.lock().has_address(address)
     }
 
-    /// Allocates on the stream of the arena's last call from what is idle. `None` where there is nothing, or the stream is another.
+    /// Allocates on the stream of the arena's last call from what is idle. `None` where there is nothing, or
+    /// the stream is another.
     #[inline]
     pub fn allocate_fast(&self, size: u64, key: StreamKey) -> Result<Option<u64>> {
         let mut state = self.lock()?;
@@ -231,7 +233,8 @@ impl Arena {
         self.lock()?.try_allocate(request)
     }
 
-    /// Frees a block on a stream, if that takes no more than putting it back. False, and nothing done, otherwise.
+    /// Frees a block on a stream, if that takes no more than putting it back. False, and nothing done,
+    /// otherwise.
     #[inline]
     pub fn free_fast(&self, api: &Api, address: u64, key: StreamKey) -> Result<bool> {
         let Some(range) = self.mapper.range else { return Ok(false) };
@@ -249,8 +252,8 @@ impl Arena {
         Ok(true)
     }
 
-    /// Frees the block that starts at `address`. With `one_context` the process has shown one context only, so that a default stream is
-    /// that one's.
+    /// Frees the block that starts at `address`. With `one_context` the process has shown one context only,
+    /// so that a default stream is that one's.
     pub fn free(&self, api: &Api, address: u64, order: FreeOrder, one_context: bool) -> Result<()> {
         if let FreeOrder::Stream(key) = order
             && !((key.is_created() || one_context) && self.knows(key))
@@ -307,7 +310,8 @@ impl Arena {
     }
 }
 
-/// For a free on a stream of another context: nothing here can tell when that has got so far, so this waits for it.
+/// For a free on a stream of another context: nothing here can tell when that has got so far, so this waits
+/// for it.
 #[cold]
 fn synchronize_foreign(api: &Api, key: StreamKey) {
     if let Some(synchronize) = api.stream_synchronize

@@ -3,8 +3,8 @@
 use crate::error::NoHostMemory;
 use crate::pool::types::{TAG_SIZE, Tag};
 
-/// How many different tags are told apart; a limit, because a caller may make one up for every block. Further ones share
-/// the last entry.
+/// How many different tags are told apart; a limit, because a caller may make one up for every block. Further
+/// ones share the last entry.
 const MAX_OWNERS: usize = 512;
 
 /// What is known of the blocks of one owner.

@@ -51,7 +51,8 @@ impl Arena {
         }
     }
 
-    /// Gives idle chunks back to the driver, least recently used first, until `wanted` bytes are. Returns the bytes.
+    /// Gives idle chunks back to the driver, least recently used first, until `wanted` bytes are. Returns the
+    /// bytes.
     pub fn release_idle(&self, api: &Api, wanted: u64) -> Result<u64> {
         self.release_spilled(api)?;
         self.release_where(api, wanted, &|state, chunk| !state.spilled.has(chunk.off))
@@ -114,8 +115,8 @@ impl Arena {
         (gone, Ok(()))
     }
 
-    /// Gives back idle memory until at most `keep` bytes stay cached, and waits until `deadline` for more of it. Returns the bytes given back,
-    /// and those still cached.
+    /// Gives back idle memory until at most `keep` bytes stay cached, and waits until `deadline` for more of
+    /// it. Returns the bytes given back, and those still cached.
     pub fn trim(
         &self,
         api: &Api,
@@ -138,8 +139,9 @@ impl Arena {
         Ok((released, self.lock()?.heap.bytes().cached))
     }
 
-    /// The context is gone: its memory is returned, and only the addresses stay known. False if that was so before. Chunks that another thread is
-    /// just moving are that thread's to return: it finds the arena lost when it comes back for the lock.
+    /// The context is gone: its memory is returned, and only the addresses stay known. False if that was so
+    /// before. Chunks that another thread is just moving are that thread's to return: it finds the arena lost
+    /// when it comes back for the lock.
     pub fn lose(&self, api: &Api) -> bool {
         let Ok(mut state) = self.lock() else { return false };
         if self.lost.swap(true, AcqRel) {
@@ -162,7 +164,8 @@ impl Arena {
         }
         drop(state);
         log_line!(Info, "device {}: the context is gone, and the pool's memory in it", self.device());
-        // Memory of handles outlives contexts, so it is ours to return; `cuMemAlloc` memory went with the context.
+        // Memory of handles outlives contexts, so it is ours to return; `cuMemAlloc` memory went with the
+        // context.
         self.discard_lost(api, &mut ops);
         for (mut kept, _) in unreclaimable {
             relaxed(api, || self.mapper.clear(api, &mut kept, &mut Calls::default()));
@@ -195,7 +198,8 @@ impl Arena {
 }
 
 impl State {
-    /// Takes idle chunks out of the lists, until they are `wanted` bytes. After an error nothing is taken out.
+    /// Takes idle chunks out of the lists, until they are `wanted` bytes. After an error nothing is taken
+    /// out.
     fn take_idle(&mut self, wanted: u64, which: Which) -> Result<Taken> {
         self.unreclaimable.try_reserve(ROOM_FOR_UNRECLAIMABLE)?;
         self.flush();
@@ -218,7 +222,8 @@ impl State {
         Ok(taken)
     }
 
-    /// Books that the first `gone` of the chunks are gone and the others still here. Returns the bytes that the driver has back.
+    /// Books that the first `gone` of the chunks are gone and the others still here. Returns the bytes that
+    /// the driver has back.
     fn book_release(
         &mut self,
         mut ops: Vec<ChunkOp>,

@@ -1,5 +1,5 @@
-//! Rung 9: host memory in place of device memory. Slow, so it serves the one request that asked and goes back to the driver once that block is
-//! freed; it is never idle memory for others, and no bytes of the device.
+//! Rung 9: host memory in place of device memory. Slow, so it serves the one request that asked and goes back
+//! to the driver once that block is freed; it is never idle memory for others, and no bytes of the device.
 
 use super::grow::{ROOM_FOR_UNRECLAIMABLE, whole_pages};
 use super::state::State;
@@ -68,7 +68,8 @@ impl Arena {
         Ok(())
     }
 
-    /// The same for a request that looks for memory; and sees to it that a later one can tell whether the rest is complete.
+    /// The same for a request that looks for memory; and sees to it that a later one can tell whether the
+    /// rest is complete.
     pub fn look_after_spilled(&self, api: &Api, is_captured: IsCaptured) -> Result<()> {
         let unsure = {
             let state = self.lock()?;

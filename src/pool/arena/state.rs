@@ -1,4 +1,5 @@
-//! The state of an arena, behind its lock: the heap, the streams that have been used with it, and the counters.
+//! The state of an arena, behind its lock: the heap, the streams that have been used with it, and the
+//! counters.
 
 use super::fence::{Fences, Stream};
 use super::owners::{Owner, Owners};
@@ -13,8 +14,8 @@ use crate::sync::clock;
 use crate::vmem::address_map::AddressMap;
 use crate::vmem::{Calls, Mapper, Unreclaimable};
 
-/// Blocks of this many bytes and more are worth an event when they are freed in an arena of several streams; smaller ones stay with
-/// their stream until a later fence covers them.
+/// Blocks of this many bytes and more are worth an event when they are freed in an arena of several streams;
+/// smaller ones stay with their stream until a later fence covers them.
 const FENCE_BYTES: u64 = 1 << 20;
 
 /// Counters of an arena; what the heap counts is not repeated.
@@ -108,8 +109,8 @@ impl State {
         known && self.other_stream(key).is_ok() && self.last_key == key
     }
 
-    /// The id of a stream, which is added if it is new. The second stream of an arena ends the time when everything idle was
-    /// one stream's.
+    /// The id of a stream, which is added if it is new. The second stream of an arena ends the time when
+    /// everything idle was one stream's.
     #[inline]
     pub fn stream(&mut self, key: StreamKey) -> core::result::Result<StreamId, NoHostMemory> {
         if self.last_key == key { Ok(self.last) } else { self.other_stream(key) }
@@ -216,8 +217,8 @@ impl State {
         self.addresses.address(off)
     }
 
-    /// The search of a request that the lists did not serve at first sight: all that is idle coalesces before. With `slab_anywhere`
-    /// a slab may do without a page for slabs.
+    /// The search of a request that the lists did not serve at first sight: all that is idle coalesces
+    /// before. With `slab_anywhere` a slab may do without a page for slabs.
     pub fn search(&mut self, request: &AllocRequest, slab_anywhere: bool) -> Result<Option<u64>> {
         if request.own_allocation {
             return Ok(None);
@@ -238,7 +239,8 @@ impl State {
         }
     }
 
-    /// Frees the block that starts at the offset on the stream of the last call, if that is simple. Returns its length.
+    /// Frees the block that starts at the offset on the stream of the last call, if that is simple. Returns
+    /// its length.
     #[inline]
     pub(super) fn free_fast(&mut self, off: u64, key: StreamKey) -> Option<u64> {
         let stream = self.recall(key)?;
@@ -323,7 +325,8 @@ impl State {
         )
     }
 
-    /// Makes the state of an arena that holds nothing as good as new. Counts of frees go on, so that the fences of before mean nothing new.
+    /// Makes the state of an arena that holds nothing as good as new. Counts of frees go on, so that the
+    /// fences of before mean nothing new.
     pub fn start_over(&mut self, pool: PoolId, options: &Options) -> bool {
         let empty = self.heap.bytes().mapped == 0 && self.unreclaimable.is_empty() && self.growing == 0;
         let quiet = (1..self.heap.streams()).all(|id| self.heap.stream_is_empty(id));
@@ -353,7 +356,8 @@ impl State {
         self.streams.get(stream as usize).is_some_and(|s| self.heap.last_free_seq(stream) > s.covered)
     }
 
-    /// Notes whether a call found its stream captured. While it is, its calls stay off the fast path, so that the end is seen.
+    /// Notes whether a call found its stream captured. While it is, its calls stay off the fast path, so that
+    /// the end is seen.
     pub fn set_captured(&mut self, stream: StreamId, captured: bool) {
         if let Some(s) = self.streams.get_mut(stream as usize) {
             s.captured = captured.then(clock::now);
@@ -494,7 +498,8 @@ impl State {
         self.retire();
     }
 
-    /// As [`State::has_idle`], where the device has got further than it was seen; else there is no more than there was.
+    /// As [`State::has_idle`], where the device has got further than it was seen; else there is no more than
+    /// there was.
     pub fn has_more_idle(&mut self, bytes: u64, seen: &mut u64) -> bool {
         let now = self.progress();
         core::mem::replace(seen, now) != now && self.has_idle(bytes)
@@ -525,7 +530,8 @@ impl State {
         u128::from(idle) * 100 > u128::from(self.heap.bytes().live) * percent
     }
 
-    /// Whether enough memory lies in others' hands, covered by no fence, that an event of the whole context pays.
+    /// Whether enough memory lies in others' hands, covered by no fence, that an event of the whole context
+    /// pays.
     pub fn is_context_fence_worth(&self, size: u64) -> bool {
         let bytes = self.heap.bytes();
         let elsewhere = bytes.pending + if self.heap.merge_all { 0 } else { bytes.cached };

@@ -1,8 +1,9 @@
-//! Reclaim callbacks: caches of other runtimes in the process, asked to give way before a request is answered with out of
-//! memory.
+//! Reclaim callbacks: caches of other runtimes in the process, asked to give way before a request is answered
+//! with out of memory.
 //!
-//! A callback runs without any lock of the pool, may use the pool itself, and may be removed while it runs. What it claims to have
-//! freed is not believed: the pool looks for itself whether the request can now be served.
+//! A callback runs without any lock of the pool, may use the pool itself, and may be removed while it runs.
+//! What it claims to have freed is not believed: the pool looks for itself whether the request can now be
+//! served.
 
 use crate::driver::lifecycle::check_running;
 use crate::error::{Result, bail};
@@ -16,10 +17,12 @@ use core::time::Duration;
 /// A callback as C passes it: the bytes it freed on `device`, of which `wanted` are wanted.
 pub type Callback = unsafe extern "C" fn(user: *mut c_void, device: c_int, wanted: usize) -> usize;
 
-/// Most callbacks at a time. A limit, so that the list needs no memory when memory has run out; a process has a few runtimes.
+/// Most callbacks at a time. A limit, so that the list needs no memory when memory has run out; a process has
+/// a few runtimes.
 const MAX_CALLBACKS: usize = 64;
 
-/// How often the callbacks are gone through while they claim to free memory. A limit, because a claim need not be true.
+/// How often the callbacks are gone through while they claim to free memory. A limit, because a claim need
+/// not be true.
 const ROUNDS: usize = 8;
 
 #[derive(Clone, Copy)]
@@ -57,8 +60,8 @@ pub fn add(callback: Callback, user: *mut c_void, priority: c_int) -> Result<u64
     Ok(id)
 }
 
-/// Removes a callback. When this returns it runs nowhere; but called from inside a callback it waits for nothing, because others may be
-/// waiting for the caller.
+/// Removes a callback. When this returns it runs nowhere; but called from inside a callback it waits for
+/// nothing, because others may be waiting for the caller.
 pub fn remove(id: u64) -> Result<()> {
     check_running()?;
     let mut found = false;
@@ -98,8 +101,9 @@ pub fn is_inside() -> bool {
     INSIDE.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Goes through the callbacks in order, and again while any of them claims to have freed something. After each one `look` is told what
-/// was claimed in this round, and ends it by finding something. `wanted` is what is still wanted then.
+/// Goes through the callbacks in order, and again while any of them claims to have freed something. After
+/// each one `look` is told what was claimed in this round, and ends it by finding something. `wanted` is what
+/// is still wanted then.
 pub fn ask<T>(
     device: c_int,
     wanted: impl Fn() -> u64,
@@ -121,8 +125,8 @@ pub fn ask<T>(
     Ok(None)
 }
 
-/// Runs the callback that comes after `(priority, id)`, higher priorities first, older ones first among equals. Returns its place in
-/// that order and what it claims to have freed, or `None` when all have run.
+/// Runs the callback that comes after `(priority, id)`, higher priorities first, older ones first among
+/// equals. Returns its place in that order and what it claims to have freed, or `None` when all have run.
 fn run_next(after: Option<(c_int, u64)>, device: c_int, wanted: u64) -> Option<((c_int, u64), u64)> {
     let order = |priority: c_int, id: u64| (core::cmp::Reverse(priority), id);
     let entry = {
@@ -136,8 +140,8 @@ fn run_next(after: Option<(c_int, u64)>, device: c_int, wanted: u64) -> Option<(
     };
     let outer = INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false);
     let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
-    // SAFETY: the caller of `add` promised a function that may be called with its pointer until it has been removed, and
-    // `remove` waits for this call.
+    // SAFETY: the caller of `add` promised a function that may be called with its pointer until it has been
+    // removed, and `remove` waits for this call.
     let freed = unsafe { (entry.callback)(entry.user as *mut c_void, device, wanted) };
     let _ = INSIDE.try_with(|inside| inside.set(outer));
     let mut list = LIST.lock();

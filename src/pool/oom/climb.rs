@@ -1,7 +1,8 @@
 //! The reclaim ladder: what is tried, in which order, before a request is answered with out of memory.
 //!
-//! After every rung the arena's own lists are searched again. The lock is released across driver calls; what a thread has won there
-//! is booked and handed out under one hold of it, so that no other thread can take it in between.
+//! After every rung the arena's own lists are searched again. The lock is released across driver calls; what
+//! a thread has won there is booked and handed out under one hold of it, so that no other thread can take it
+//! in between.
 
 use super::report::{self, RungLog};
 use super::{callbacks, headroom, waiters};
@@ -19,9 +20,11 @@ use crate::pool::types::AllocRequest;
 use crate::sync::clock::{self, Moment};
 use core::time::Duration;
 
-/// How often a request waits for freed memory that other threads then get. A limit, because others may go on for ever.
+/// How often a request waits for freed memory that other threads then get. A limit, because others may go on
+/// for ever.
 const SETTLE_ROUNDS: usize = 64;
-/// How long a request that waits for frees lets the device work on before it asks again, at first and at most.
+/// How long a request that waits for frees lets the device work on before it asks again, at first and at
+/// most.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// After which time it looks without a word from anybody: other processes free memory too.
@@ -49,7 +52,8 @@ pub fn climb(api: &Api, arena: &Arena, request: &AllocRequest) -> Result<u64> {
     }
 }
 
-/// Answers a request that is larger than the device: nothing need be tried, but the numbers are the device's all the same.
+/// Answers a request that is larger than the device: nothing need be tried, but the numbers are the device's
+/// all the same.
 #[cold]
 pub fn refuse(api: &Api, arena: &Arena, request: &AllocRequest) -> Status {
     report::out_of_memory(api, arena, request, false, &RungLog::default())
@@ -237,7 +241,8 @@ impl Climb<'_> {
         self.arena.lock()?.search(self.request, self.scarce)
     }
 
-    /// The same, after looking what the device has completed; by an event of the whole context where that pays.
+    /// The same, after looking what the device has completed; by an event of the whole context where that
+    /// pays.
     fn search_all(&mut self) -> Result<Option<u64>> {
         if self.capturing {
             return self.search();
@@ -286,8 +291,8 @@ impl Climb<'_> {
 
 /// Rungs 4 to 7.
 impl Climb<'_> {
-    /// Rung 4: grows with what is idle in other arenas. First they give up what is missing by the numbers; but numbers are no promise, so then as
-    /// much as the request.
+    /// Rung 4: grows with what is idle in other arenas. First they give up what is missing by the numbers;
+    /// but numbers are no promise, so then as much as the request.
     fn grow_with_others(&self, why: Why) -> Result<Attempt> {
         let mut why = why;
         if registry::lose_the_dead(self.api, self.arena.device()) {
@@ -317,7 +322,8 @@ impl Climb<'_> {
         Ok(Attempt::Refused(why))
     }
 
-    /// The arenas whose idle memory helps, least recently used first: with the pool's limit in the way only the pool's own.
+    /// The arenas whose idle memory helps, least recently used first: with the pool's limit in the way only
+    /// the pool's own.
     fn helpers(&self, why: Why) -> impl Iterator<Item = &'static Arena> {
         let (here, pool) = (core::ptr::from_ref(self.arena), self.arena.pool());
         registry::idlest_first(self.arena.device())
@@ -337,8 +343,8 @@ impl Climb<'_> {
         sum
     }
 
-    /// Rung 5: waits for what is freed but not complete, here and in the arenas that help, until the request can be served. Again while
-    /// other threads win what this one waited for.
+    /// Rung 5: waits for what is freed but not complete, here and in the arenas that help, until the request
+    /// can be served. Again while other threads win what this one waited for.
     fn settle(&self, deadline: Moment) -> Result<Attempt> {
         // Something may have come after the search before this one.
         let mut seen = self.arena.lock()?.progress().wrapping_sub(1);
@@ -380,8 +386,8 @@ impl Climb<'_> {
         }
     }
 
-    /// Waits until a search finds something, nothing is left to wait for, or, with `enough`, until chunks of so many bytes are idle after the
-    /// device has got further than it was seen.
+    /// Waits until a search finds something, nothing is left to wait for, or, with `enough`, until chunks of
+    /// so many bytes are idle after the device has got further than it was seen.
     fn wait_and_search(
         &self,
         deadline: Moment,
@@ -398,8 +404,8 @@ impl Climb<'_> {
         Ok((waited, served))
     }
 
-    /// Rung 6. Whatever callbacks claim, what counts is whether the request can be served. Their frees may have come to any pool, or have gone to
-    /// the driver.
+    /// Rung 6. Whatever callbacks claim, what counts is whether the request can be served. Their frees may
+    /// have come to any pool, or have gone to the driver.
     fn ask_callbacks(&self, why: Why, deadline: Moment) -> Result<Attempt> {
         let mut why = why;
         let ask = |_| match self.settle(deadline)? {

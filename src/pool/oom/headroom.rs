@@ -1,9 +1,10 @@
-//! The headroom: device memory that the pools leave free once somebody beside them has asked for some, so that the next foreign allocation does
-//! not fail first.
+//! The headroom: device memory that the pools leave free once somebody beside them has asked for some, so
+//! that the next foreign allocation does not fail first.
 //!
-//! What was asked for with `pool_reclaim` is remembered for the device and halves every 30 seconds; each pool keeps so much free of it as its
-//! option `headroom` allows. Growth respects it as long as idle memory can be moved or released instead, and no longer: an own request is never
-//! answered with out of memory, nor made to wait, for the headroom's sake.
+//! What was asked for with `pool_reclaim` is remembered for the device and halves every 30 seconds; each pool
+//! keeps so much free of it as its option `headroom` allows. Growth respects it as long as idle memory can be
+//! moved or released instead, and no longer: an own request is never answered with out of memory, nor made to
+//! wait, for the headroom's sake.
 
 use crate::driver::{Api, relaxed};
 use crate::pool::arena::Arena;
@@ -69,7 +70,8 @@ pub fn of(arena: &Arena) -> u64 {
     }
 }
 
-/// The most that the arena may take from the device without touching the headroom; the largest number where there is none.
+/// The most that the arena may take from the device without touching the headroom; the largest number where
+/// there is none.
 pub fn spare(api: &Api, arena: &Arena) -> u64 {
     match of(arena) {
         0 => u64::MAX,
@@ -83,8 +85,8 @@ pub fn free_on_device(api: &Api, arena: &Arena) -> Option<u64> {
     relaxed(api, || arena.mapper.device_memory(api)).ok().map(|(free, _)| free)
 }
 
-/// After `wanted` bytes were given up for others: gives up as much more of what is idle as fills the headroom, now that they will be taken. Returns
-/// the bytes.
+/// After `wanted` bytes were given up for others: gives up as much more of what is idle as fills the
+/// headroom, now that they will be taken. Returns the bytes.
 pub fn refill(api: &Api, device: i32, wanted: u64) -> u64 {
     let mut released = 0;
     for arena in registry::idlest_first(device) {

@@ -1,4 +1,5 @@
-//! Out of memory: what is done before a request is answered so, what the answer says, and what is given up for others.
+//! Out of memory: what is done before a request is answered so, what the answer says, and what is given up
+//! for others.
 
 pub mod callbacks;
 pub mod climb;

@@ -8,9 +8,9 @@ use crate::pool::registry::{self, FreeEpochs, Turns};
 use crate::sync::clock::{self, Moment};
 use core::cell::Cell;
 
-/// Somebody else on the device needs `wanted` bytes: gives back to the driver at least so much of what is idle in any pool, and
-/// waits for what is freed but not complete, and asks the callbacks, if there is less. Then fills the headroom, as far as idle memory
-/// goes. Returns the bytes given back.
+/// Somebody else on the device needs `wanted` bytes: gives back to the driver at least so much of what is
+/// idle in any pool, and waits for what is freed but not complete, and asks the callbacks, if there is less.
+/// Then fills the headroom, as far as idle memory goes. Returns the bytes given back.
 pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
     registry::lose_the_dead(api, device);
     let mut deadline = clock::now();
@@ -24,7 +24,8 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
             device,
             || reclaim.missing(),
             |claimed| {
-                // What a callback freed through a pool is idle there now; what it gave to the driver is out of our books.
+                // What a callback freed through a pool is idle there now; what it gave to the driver is out
+                // of our books.
                 Ok((reclaim.settle() || claimed >= reclaim.missing()).then_some(()))
             },
         )?;
@@ -70,7 +71,8 @@ impl Reclaim<'_> {
                 }
                 let is_captured = || registry::is_captured(arena);
                 if !is_captured() {
-                    // An arena whose context is gone, or that is in trouble itself, has nothing to give; the others have.
+                    // An arena whose context is gone, or that is in trouble itself, has nothing to give; the
+                    // others have.
                     let waited = arena.wait_for_idle(self.api, &is_captured, until, freed.of(arena), least);
                     pending |= waited == Ok(Waited::TimeIsUp);
                 }

@@ -99,7 +99,8 @@ fn remember(info: OomInfo) {
     let _ = LAST.try_with(|last| last.set(info));
 }
 
-/// Answers a request that is larger than any device. It is about none of them, so that there are no numbers of one.
+/// Answers a request that is larger than any device. It is about none of them, so that there are no numbers
+/// of one.
 pub fn too_large(requested: u64, largest: u64) -> Status {
     remember(OomInfo { requested, device: -1, advice: Advice::UseLess, ..NOTHING });
     fail(
@@ -175,8 +176,8 @@ pub fn out_of_memory(
     fail(Status::POOL_ERROR_OUT_OF_MEMORY, format_args!("{info}"))
 }
 
-/// The device's free and total bytes, and what all pools hold. They were read one after the other, while other threads took and gave back
-/// memory: what pools hold is not free any more.
+/// The device's free and total bytes, and what all pools hold. They were read one after the other, while
+/// other threads took and gave back memory: what pools hold is not free any more.
 fn consistent((free, total): (u64, u64), pools: u64) -> (u64, u64, u64) {
     let pools = pools.min(total);
     (free.min(total - pools), total, pools)

@@ -1,8 +1,9 @@
 //! Waiters: requests that found no memory and wait for what other threads free, first come first served.
 //!
-//! A free only looks at one counter unless somebody waits. No wake-up is lost: a waiter counts itself before it searches, and both the search
-//! and the free take the arena's lock, so that either the search sees the memory or the free sees the waiter. Memory that
-//! comes from outside the pool wakes nobody; for its sake waiters look by themselves now and then.
+//! A free only looks at one counter unless somebody waits. No wake-up is lost: a waiter counts itself before
+//! it searches, and both the search and the free take the arena's lock, so that either the search sees the
+//! memory or the free sees the waiter. Memory that comes from outside the pool wakes nobody; for its sake
+//! waiters look by themselves now and then.
 
 use crate::pool::types::PoolId;
 use crate::sync::clock;
@@ -12,8 +13,8 @@ use core::time::Duration;
 
 /// Most requests that wait at a time. A limit, so that waiting needs no memory; further ones do not wait.
 const MAX_WAITERS: usize = 256;
-/// A request of at most this share of one that waits is served before it: the thread that has the memory may need a little more of it
-/// to get done.
+/// A request of at most this share of one that waits is served before it: the thread that has the memory may
+/// need a little more of it to get done.
 const SMALL_SHARE: u64 = 16;
 
 #[derive(Clone, Copy)]
