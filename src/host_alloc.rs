@@ -65,7 +65,7 @@ impl Reserve {
             match (start, end) {
                 (Some(start), Some(end)) if end <= RESERVE && layout.align() <= 64 => {
                     *used = end;
-                    *count = count.saturating_add(1);
+                    *count = count.saturating_add(1); // An allocator must not panic.
                     base.wrapping_add(start)
                 }
                 _ => ptr::null_mut(),

@@ -1,4 +1,4 @@
-//! Bins: the free extents of one stream, or the holes, by size, two levels deep, so that a place for a request is found without
+//! Bins: the free extents of one stream, or the unmapped ones, by size, two levels deep, so that a place for a request is found without
 //! looking at every extent; and which of the places that hold it is taken.
 //!
 //! A bin spans a sixteenth of a doubling; sixteen quanta and less have a bin each.
@@ -18,7 +18,7 @@ const LOWEST_SCAN: usize = 24;
 /// The same for the largest, which only the report of an out-of-memory answer asks for.
 const LARGEST_SCAN: usize = 1024;
 
-/// Extents by size: the free ones of a stream, or the holes.
+/// Extents by size: the free ones of a stream, or the unmapped ones.
 pub struct Bins {
     heads: [[NodeId; STEPS]; ROWS],
     /// Bit r: row r has a bin in use.
@@ -33,8 +33,8 @@ fn place(len: u64) -> (usize, usize) {
         return (0, quanta as usize);
     }
     let log = quanta.ilog2();
-    let row = (log as usize).saturating_sub(3).min(ROWS - 1);
-    (row, (quanta >> log.saturating_sub(4)) as usize & (STEPS - 1))
+    let row = (log as usize - 3).min(ROWS - 1);
+    (row, (quanta >> (log - 4)) as usize & (STEPS - 1))
 }
 
 /// The next bin after one.
@@ -234,7 +234,7 @@ impl Bins {
 /// Whether `len` bytes at a multiple of `align` fit into the extent.
 pub fn fits(off: u64, have: u64, len: u64, align: u64) -> bool {
     let start = off.wrapping_add(align - 1) & !(align - 1);
-    (start - off).saturating_add(len) <= have
+    start - off + len <= have
 }
 
 #[cfg(test)]

@@ -45,9 +45,9 @@ impl Chunks {
 
     /// Makes sure that `count` chunks can be added later, whatever others add before.
     pub(super) fn promise(&mut self, count: usize) -> Result<(), NoHostMemory> {
-        let wanted = self.promised.saturating_add(count);
+        let wanted = self.promised + count;
         while self.blanks < wanted {
-            self.array.try_reserve(1).map_err(|_| NoHostMemory)?;
+            self.array.try_reserve(1)?;
             let id = self.array.len() as u32;
             self.array.push(Chunk {
                 off: 0,
@@ -59,14 +59,14 @@ impl Chunks {
                 next: self.blank,
             });
             self.blank = id;
-            self.blanks = self.blanks.saturating_add(1);
+            self.blanks += 1;
         }
         self.promised = wanted;
         Ok(())
     }
 
     pub(super) fn break_promise(&mut self, count: usize) {
-        self.promised = self.promised.saturating_sub(count);
+        self.promised -= count;
     }
 
     /// Adds a chunk that was promised.
@@ -75,8 +75,8 @@ impl Chunks {
         debug_assert_ne!(id, NIL, "a chunk was added that was not reserved");
         if let Some(slot) = self.array.get_mut(id as usize) {
             self.blank = slot.next;
-            self.blanks = self.blanks.saturating_sub(1);
-            self.promised = self.promised.saturating_sub(1);
+            self.blanks -= 1;
+            self.promised -= 1;
             *slot = chunk;
         }
         id
@@ -92,17 +92,17 @@ impl Chunks {
         if let Some(slot) = self.array.get_mut(id as usize) {
             *slot = Chunk { off: 0, len: 0, token: 0, own: false, moving: false, seq: 0, next: self.blank };
             self.blank = id;
-            self.blanks = self.blanks.saturating_add(1);
+            self.blanks += 1;
         }
     }
 
     /// Whether a chunk lies wholly in the range, all of which is mapped: the first that it touches, or else the next.
     pub(super) fn has_whole(&self, pages: &PageTable, off: u64, len: u64) -> bool {
-        let end = off.saturating_add(len);
+        let end = off + len;
         let mut at = off;
         for _ in 0..2 {
             let Some(chunk) = self.get(pages.chunk(at)).filter(|_| at < end) else { return false };
-            let chunk_end = chunk.off.saturating_add(chunk.len);
+            let chunk_end = chunk.off + chunk.len;
             if chunk.off >= off {
                 return chunk_end <= end;
             }
@@ -113,21 +113,21 @@ impl Chunks {
 
     /// Notes that the chunks of the range were in use until `seq`.
     pub fn touch(&mut self, pages: &PageTable, off: u64, len: u64, seq: u64) {
-        let end = off.saturating_add(len);
+        let end = off + len;
         let mut at = off;
         while at < end {
             match self.array.get_mut(pages.chunk(at) as usize) {
                 Some(chunk) => {
                     chunk.seq = chunk.seq.max(seq);
-                    at = chunk.off.saturating_add(chunk.len).max(at.saturating_add(QUANTUM));
+                    at = (chunk.off + chunk.len).max(at + QUANTUM);
                 }
-                None => at = at.saturating_add(PAGE),
+                None => at += PAGE,
             }
         }
     }
 }
 
-/// How many chunks in a row may be refused, or extents not be finished with, before a list is left; a limit on the work of one
+/// How many chunks in a row may be refused, or extents be incomplete, before a list is left; a limit on the work of one
 /// rung of the ladder.
 const CHUNK_SCAN: u32 = 1024;
 
@@ -135,7 +135,7 @@ const CHUNK_SCAN: u32 = 1024;
 struct Cursor {
     next: NodeId,
     refused: u32,
-    unfinished: u32,
+    incomplete: u32,
 }
 
 impl Heap {
@@ -151,16 +151,16 @@ impl Heap {
 
     /// Counts memory that the driver neither lets be used nor takes back.
     pub fn add_unreclaimable(&mut self, len: u64) {
-        self.unreclaimable = self.unreclaimable.saturating_add(len);
-        self.bytes.overhead = self.bytes.overhead.saturating_add(len);
-        self.bytes.mapped = self.bytes.mapped.saturating_add(len);
+        self.unreclaimable += len;
+        self.bytes.overhead += len;
+        self.bytes.mapped += len;
         self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
     }
 
     pub fn remove_unreclaimable(&mut self, len: u64) {
-        self.unreclaimable = self.unreclaimable.saturating_sub(len);
-        self.bytes.overhead = self.bytes.overhead.saturating_sub(len);
-        self.bytes.mapped = self.bytes.mapped.saturating_sub(len);
+        self.unreclaimable -= len;
+        self.bytes.overhead -= len;
+        self.bytes.mapped -= len;
     }
 
     pub(super) fn insert_unmapped(&mut self, id: NodeId) {
@@ -185,7 +185,7 @@ impl Heap {
         let Node { off, len, next: after, .. } = *self.nodes.get(next);
         self.pages.set_start(off, NIL);
         let node = self.nodes.at(id);
-        node.len = node.len.saturating_add(len);
+        node.len += len;
         node.next = after;
         if after != NIL {
             self.nodes.at(after).prev = id;
@@ -218,9 +218,9 @@ impl Heap {
             next: NIL,
         });
         self.pages.set_chunk(off, len, chunk);
-        self.bytes.mapped = self.bytes.mapped.saturating_add(len);
+        self.bytes.mapped += len;
         self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
-        self.bytes.cached = self.bytes.cached.saturating_add(len);
+        self.bytes.cached += len;
         match own {
             Some(info) => {
                 self.hand_out(id, info);
@@ -233,10 +233,10 @@ impl Heap {
     }
 
     /// Collects idle chunks, least recently used first, until they sum up to `wanted` bytes: chunks wholly inside
-    /// free extents and finished with on the device. `done` tells how far each stream has got, and
+    /// free extents and complete on the device. `done` tells how far each stream has got, and
     /// `spared` are extents that lie side by side and are to be left alone. Returns the bytes collected. `take` decides about
-    /// each chunk. Where it refuses many in a row, or many extents in a row are not finished with, the rest of their list is
-    /// left out, except that all that is finished with is found where everything is wanted.
+    /// each chunk. Where it refuses many in a row, or many extents in a row are incomplete, the rest of their list is
+    /// left out, except that all that is complete is found where everything is wanted.
     pub fn collect_idle(
         &self,
         wanted: u64,
@@ -249,11 +249,11 @@ impl Heap {
             return Ok(0);
         }
         let mut cursors = Vec::new();
-        cursors.try_reserve_exact(self.queues.len().saturating_mul(2)).map_err(|_| NoHostMemory)?;
+        cursors.try_reserve_exact(self.queues.len() * 2)?;
         for queue in &self.queues {
             for next in [queue.whole.head, queue.own.head] {
                 if next != NIL {
-                    cursors.push(Cursor { next, refused: 0, unfinished: 0 });
+                    cursors.push(Cursor { next, refused: 0, incomplete: 0 });
                 }
             }
         }
@@ -272,35 +272,35 @@ impl Heap {
                 continue;
             }
             let done = if node.stream == SHARED { u64::MAX } else { done(node.stream) };
-            let (mut at, mut all_finished) = (node.off, true);
+            let (mut at, mut all_complete) = (node.off, true);
             while at < node.end() && sum < wanted {
                 let chunk_id = self.pages.chunk(at);
                 let Some(chunk) = self.chunks.get(chunk_id) else {
                     break;
                 };
-                let end = chunk.off.saturating_add(chunk.len);
-                at = end.max(at.saturating_add(QUANTUM));
+                let end = chunk.off + chunk.len;
+                at = end.max(at + QUANTUM);
                 if chunk.off < node.off || end > node.end() {
                     continue;
                 }
                 if !take(chunk, sum) {
-                    cursor.refused = cursor.refused.saturating_add(1);
+                    cursor.refused += 1;
                     if cursor.refused > CHUNK_SCAN {
                         break;
                     }
                 } else if chunk.seq > done {
-                    all_finished = false;
+                    all_complete = false;
                 } else {
-                    out.try_reserve(1).map_err(|_| NoHostMemory)?;
+                    out.try_reserve(1)?;
                     out.push(chunk_id);
-                    sum = sum.saturating_add(chunk.len);
-                    (cursor.refused, cursor.unfinished) = (0, 0);
+                    sum += chunk.len;
+                    (cursor.refused, cursor.incomplete) = (0, 0);
                 }
             }
-            if !all_finished {
-                cursor.unfinished = cursor.unfinished.saturating_add(1);
+            if !all_complete {
+                cursor.incomplete += 1;
             }
-            if cursor.refused > CHUNK_SCAN || (cursor.unfinished > CHUNK_SCAN && wanted != u64::MAX) {
+            if cursor.refused > CHUNK_SCAN || (cursor.incomplete > CHUNK_SCAN && wanted != u64::MAX) {
                 cursor.next = NIL;
             }
         }
@@ -323,7 +323,7 @@ impl Heap {
         };
         let id = self.pages.start_at_or_below(chunk.off, 0);
         let node = *self.nodes.get(id);
-        let end = chunk.off.saturating_add(chunk.len);
+        let end = chunk.off + chunk.len;
         debug_assert!(
             node.kind == Kind::Free && node.off <= chunk.off && end <= node.end(),
             "the chunk is not idle"
@@ -347,14 +347,14 @@ impl Heap {
         node.kind = Kind::Busy;
         let stream = node.stream;
         if let Some(queue) = self.queues.get_mut(stream as usize) {
-            queue.busy = queue.busy.saturating_add(1);
+            queue.busy += 1;
         }
     }
 
     pub(super) fn end_busy(&mut self, id: NodeId) {
         let stream = self.nodes.get(id).stream;
         if let Some(queue) = self.queues.get_mut(stream as usize) {
-            queue.busy = queue.busy.saturating_sub(1);
+            queue.busy -= 1;
         }
     }
 
@@ -363,7 +363,7 @@ impl Heap {
         let node = *self.nodes.get(id);
         self.nodes.reserve(2)?;
         self.pages.reserve_start(off)?;
-        let end = off.saturating_add(len);
+        let end = off + len;
         if end < node.end() {
             self.pages.reserve_start(end)?;
         }
@@ -384,7 +384,7 @@ impl Heap {
         Ok(middle)
     }
 
-    /// The chunk was unmapped: its range is a hole. Where the region is this one chunk, the region is gone.
+    /// The chunk was unmapped: its range is unmapped address space. Where the region is this one chunk, the region is gone.
     pub fn commit_unmap(&mut self, busy: NodeId, chunk: u32) {
         self.defer_unmap(busy, chunk);
         let Node { off, prev, next, .. } = *self.nodes.get(busy);
@@ -397,12 +397,12 @@ impl Heap {
         }
     }
 
-    /// The chunk is no use any more, but its range is not a hole yet: it stays busy until [`Heap::finish_unmap`].
+    /// The chunk is no use any more, but its range is not unmapped yet: it stays busy until [`Heap::finish_unmap`].
     pub fn defer_unmap(&mut self, busy: NodeId, chunk: u32) {
         self.end_busy(busy);
         let Node { len, off, .. } = *self.nodes.get(busy);
-        self.bytes.mapped = self.bytes.mapped.saturating_sub(len);
-        self.bytes.cached = self.bytes.cached.saturating_sub(len);
+        self.bytes.mapped -= len;
+        self.bytes.cached -= len;
         self.pages.set_chunk(off, len, NIL);
         self.chunks.remove(chunk);
     }

@@ -17,7 +17,7 @@ impl Heap {
         }
     }
 
-    /// Lets the last_freed extent of the stream coalesce.
+    /// Lets the extent that the stream freed last coalesce.
     pub(super) fn flush_last_freed(&mut self, stream: StreamId) {
         self.flush_last_freed_for(stream, stream);
     }
@@ -31,7 +31,7 @@ impl Heap {
         }
     }
 
-    /// Makes the last_freed extent everyone's if it was freed no later than `done`.
+    /// Gives the extent that the stream freed last to everyone, if it was freed no later than `done`.
     pub(super) fn retire_last_freed(&mut self, stream: StreamId, done: u64) {
         let Some(queue) = self.queues.get(stream as usize) else { return };
         if queue.last_freed != NIL && self.nodes.get(queue.last_freed).seq <= done {
@@ -39,8 +39,8 @@ impl Heap {
         }
     }
 
-    /// The last_freed extent, if it is of `len` bytes and just where a search would put a request of `len` bytes once the extent has
-    /// coalesced. So parking saves time, and changes nothing else.
+    /// The extent freed last, if it is of `len` bytes and just where a search would put a request of `len` bytes once the extent has
+    /// coalesced. So keeping it apart saves time, and changes nothing else.
     #[inline]
     pub(super) fn take_last_freed(&mut self, stream: StreamId, len: u64) -> Option<NodeId> {
         let queue = self.queues.get(stream as usize)?;
@@ -53,7 +53,7 @@ impl Heap {
             return None;
         }
         let behind = if self.merges(node.next, id) { self.nodes.get(node.next).len } else { 0 };
-        let whole = len.saturating_add(behind);
+        let whole = len + behind;
         let bins = queue.bins.first()?;
         let shared = self.queues.first().filter(|_| stream != SHARED).and_then(|q| q.bins.first());
         for bins in core::iter::once(bins).chain(shared) {
@@ -140,12 +140,12 @@ impl Heap {
         let Node { off, len, next: after, stream, seq, .. } = *self.nodes.get(next);
         self.pages.set_start(off, NIL);
         let node = self.nodes.at(id);
-        node.len = node.len.saturating_add(len);
+        node.len += len;
         node.next = after;
         if (node.stream == SHARED) == (stream == SHARED) {
             node.seq = node.seq.max(seq);
         } else if node.stream == SHARED {
-            // What is everyone's is finished with, so only the stream's part has an age.
+            // Shared memory is complete, so only the stream's part has an age.
             (node.stream, node.seq) = (stream, seq);
         }
         if after != NIL {
@@ -197,7 +197,7 @@ impl Heap {
         let whole = *self.nodes.get(id);
         let tail = self.nodes.take(Node {
             off,
-            len: whole.end().saturating_sub(off),
+            len: whole.end() - off,
             prev: id,
             next: whole.next,
             requested: 0,
@@ -207,7 +207,7 @@ impl Heap {
             self.nodes.at(whole.next).prev = tail;
         }
         let head = self.nodes.at(id);
-        head.len = off.saturating_sub(whole.off);
+        head.len = off - whole.off;
         head.next = tail;
         self.pages.set_start(off, tail);
         tail
@@ -224,7 +224,7 @@ impl Heap {
         self.take_from(stream, len, align, 0)
     }
 
-    /// The same out of the homes of slabs.
+    /// The same out of slab pages.
     pub(super) fn take_from_slab_pages(
         &mut self,
         stream: StreamId,
@@ -256,9 +256,9 @@ impl Heap {
     pub(super) fn cut_out(&mut self, id: NodeId, len: u64, align: u64) -> Result<NodeId, NoHostMemory> {
         let free = *self.nodes.get(id);
         debug_assert!(fits(free.off, free.len, len, align));
-        let mask = align.saturating_sub(1);
-        let start = free.off.saturating_add(mask) & !mask;
-        let end = start.saturating_add(len);
+        let mask = align - 1;
+        let start = (free.off + mask) & !mask;
+        let end = start + len;
         self.nodes.reserve(2)?;
         self.pages.reserve_start(start)?;
         if end < free.end() {
@@ -293,7 +293,7 @@ impl Heap {
             let mut id = head;
             while id != NIL && seen < COALESCE_SCAN {
                 let (first, off, end) = self.run_around(id, stream);
-                if self.usable(id, stream) && fits(off, end.saturating_sub(off), len, align.max(QUANTUM)) {
+                if self.usable(id, stream) && fits(off, end - off, len, align.max(QUANTUM)) {
                     self.claim_run(first, end, stream);
                     return true;
                 }

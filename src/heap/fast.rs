@@ -1,4 +1,4 @@
-//! The fast path: a request that the stream's own slab or its last_freed extent serves, and the free that puts it
+//! The fast path: a request that the stream's own slab or the extent it freed last serves, and the free that puts it
 //! back. Everything else is answered with "no" and goes the general way, which does the same and more.
 //!
 //! The budget is the time of one uncontended mutex for each of the two; `make bench` has the figures.

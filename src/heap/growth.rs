@@ -1,22 +1,22 @@
 //! Growth: where to map memory so that a request fits.
 //!
-//! A request may lie across free extents and holes in any order, so that what is left between survivors is used in place; the plan
-//! with the least to map is taken. Between planning and booking its free extents and holes are busy, and nobody else's.
+//! A request may lie across free and unmapped extents in any order, so that what is left between survivors is used in place; the plan
+//! with the least to map is taken. Between planning and booking these extents are busy, and nobody else's.
 
 use super::chunk::Chunk;
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
 use super::{Heap, PAGE, QUANTUM};
 use crate::error::NoHostMemory;
 
-/// How many holes of each kind are compared, once one serves; a limit on the work of one growth.
+/// How many unmapped extents of each kind are compared, once one serves; a limit on the work of one growth.
 const UNMAPPED_SCAN: usize = 256;
-/// How many extents before a hole a request may begin; a limit for the same reason.
+/// How many extents before an unmapped one a request may begin; a limit for the same reason.
 const RUN_SCAN: usize = 32;
 
 /// A range that is to be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// The hole; from [`Heap::begin_map`] on the busy extent of exactly this range.
+    /// The unmapped extent; from [`Heap::begin_map`] on the busy extent of exactly this range.
     pub node: NodeId,
     pub off: u64,
     /// A multiple of [`PAGE`].
@@ -45,13 +45,13 @@ impl Heap {
     ) -> Result<Option<Growth>, NoHostMemory> {
         let align = align.max(QUANTUM);
         let mut best = (u64::MAX, u64::MAX, NIL);
-        // Holes that are large enough come first, smallest first, so that where there are many one is soon found that serves; then
+        // Those that are large enough come first, smallest first, so that where there are many one is soon found that serves; then
         // those that need what lies beside them, largest first.
         for above in [true, false] {
             let mut seen = 0;
-            self.unmapped.visit(&self.nodes, len, above, |hole| {
-                // Candidates: the request begins at the start of one of the extents before the hole that are free or holes.
-                let (mut first, mut steps) = (hole, 0);
+            self.unmapped.visit(&self.nodes, len, above, |unmapped| {
+                // Candidates: the request begins at the start of one of the extents before it that are free or unmapped.
+                let (mut first, mut steps) = (unmapped, 0);
                 loop {
                     if let Some((need, start)) = self.measure(first, stream, len, align)
                         && (need, start) < (best.0, best.1)
@@ -77,11 +77,11 @@ impl Heap {
         id != NIL && (self.nodes.get(id).kind == Kind::Unmapped || self.usable(id, stream))
     }
 
-    /// The part of a hole that must be mapped for the range.
-    fn part_of(hole: &Node, start: u64, end: u64) -> (u64, u64) {
-        // Holes begin and end at pages.
-        let off = hole.off.max(start / PAGE * PAGE);
-        let to = hole.end().min(end.div_ceil(PAGE).saturating_mul(PAGE));
+    /// The part of an unmapped extent that must be mapped for the range.
+    fn part_of(extent: &Node, start: u64, end: u64) -> (u64, u64) {
+        // It begins and ends at pages. Nothing of it, where the range begins behind it.
+        let off = extent.off.max(start / PAGE * PAGE);
+        let to = extent.end().min(end.next_multiple_of(PAGE));
         (off, to.saturating_sub(off))
     }
 
@@ -93,7 +93,7 @@ impl Heap {
         let mut need = 0u64;
         loop {
             if node.kind == Kind::Unmapped {
-                need = need.saturating_add(Self::part_of(node, start, end).1);
+                need += Self::part_of(node, start, end).1;
             }
             if node.end() >= end {
                 return (need > 0).then_some((need, start));
@@ -114,19 +114,19 @@ impl Heap {
     ) -> Result<Growth, NoHostMemory> {
         let mut plan = Growth::default();
         let mut id = first;
-        let start = self.nodes.get(first).off.saturating_add(align - 1) & !(align - 1);
-        let end = start.saturating_add(len);
+        let start = (self.nodes.get(first).off + align - 1) & !(align - 1);
+        let end = start + len;
         while id != NIL && self.mappable(id, stream) {
             let node = self.nodes.get(id);
             if node.kind == Kind::Unmapped {
                 let (off, len) = Self::part_of(node, start, end);
                 if len > 0 && off < end {
-                    plan.parts.try_reserve(1).map_err(|_| NoHostMemory)?;
+                    plan.parts.try_reserve(1)?;
                     plan.parts.push(Part { node: id, off, len });
-                    plan.need = plan.need.saturating_add(len);
+                    plan.need += len;
                 }
             } else {
-                plan.frees.try_reserve(1).map_err(|_| NoHostMemory)?;
+                plan.frees.try_reserve(1)?;
                 plan.frees.push(id);
             }
             if node.end() >= end {
@@ -137,30 +137,30 @@ impl Heap {
         Ok(plan)
     }
 
-    /// Takes what is planned out of the lists. The plan must be from the same hold of the lock, and at most `pieces` chunks will
+    /// Takes what is planned out of the lists. The plan must be from the same hold of the lock, and at most `chunks` chunks will
     /// fill it. Afterwards [`Heap::commit_map`] or [`Heap::abort_map`] needs no memory.
-    pub fn begin_map(&mut self, plan: &mut Growth, pieces: usize) -> Result<(), NoHostMemory> {
-        self.nodes.reserve(plan.parts.len().saturating_mul(2))?;
+    pub fn begin_map(&mut self, plan: &mut Growth, chunks: usize) -> Result<(), NoHostMemory> {
+        self.nodes.reserve(plan.parts.len() * 2)?;
         for part in &plan.parts {
-            let end = part.off.saturating_add(part.len);
+            let end = part.off + part.len;
             self.pages.reserve_start(part.off)?;
             self.pages.reserve_chunks(part.off, part.len)?;
             if end < self.nodes.get(part.node).end() {
                 self.pages.reserve_start(end)?;
             }
         }
-        self.chunks.promise(pieces)?;
-        plan.promised = pieces;
+        self.chunks.promise(chunks)?;
+        plan.promised = chunks;
         for part in &mut plan.parts {
-            let hole = *self.nodes.get(part.node);
-            let end = part.off.saturating_add(part.len);
+            let extent = *self.nodes.get(part.node);
+            let end = part.off + part.len;
             self.unmapped.remove(&mut self.nodes, part.node);
-            if part.off > hole.off {
+            if part.off > extent.off {
                 let rest = part.node;
                 part.node = self.cut(rest, part.off);
                 self.unmapped.insert(&mut self.nodes, rest);
             }
-            if end < hole.end() {
+            if end < extent.end() {
                 let rest = self.cut(part.node, end);
                 self.unmapped.insert(&mut self.nodes, rest);
             }
@@ -178,22 +178,22 @@ impl Heap {
     pub fn commit_map(
         &mut self,
         plan: &Growth,
-        pieces: impl Iterator<Item = (u64, u64, u64)>,
+        chunks: impl Iterator<Item = (u64, u64, u64)>,
         stream: StreamId,
     ) {
         let mut filled = 0u64;
         let mut promised = plan.promised;
-        for (off, len, token) in pieces {
+        for (off, len, token) in chunks {
             let id = self.chunks.add(Chunk { off, len, token, own: false, moving: false, seq: 0, next: NIL });
             self.pages.set_chunk(off, len, id);
-            filled = filled.saturating_add(len);
-            promised = promised.saturating_sub(1);
+            filled += len;
+            promised -= 1;
         }
         self.chunks.break_promise(promised);
-        debug_assert_eq!(filled, plan.need, "the pieces do not fill the growth");
-        self.bytes.mapped = self.bytes.mapped.saturating_add(plan.need);
+        debug_assert_eq!(filled, plan.need, "the chunks do not fill the growth");
+        self.bytes.mapped += plan.need;
         self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped);
-        self.bytes.cached = self.bytes.cached.saturating_add(plan.need);
+        self.bytes.cached += plan.need;
         let all_shared = plan.frees.iter().all(|id| self.nodes.get(*id).stream == SHARED);
         let whose = if all_shared { SHARED } else { stream };
         for part in &plan.parts {
@@ -208,7 +208,7 @@ impl Heap {
         }
     }
 
-    /// Nothing was mapped: the parts are holes again, and the free extents what they were.
+    /// Nothing was mapped: the parts are unmapped extents again, and the free extents what they were.
     pub fn abort_map(&mut self, plan: &Growth) {
         self.return_frees(plan);
         for part in &plan.parts {

@@ -1,10 +1,10 @@
 //! The heap: which bytes of an arena are in which block. Pure arithmetic on offsets; it knows no
-//! driver and holds no device memory, so properties and fuzzing test it with plain numbers.
+//! driver and holds no device memory, so property tests check it with plain numbers.
 //!
 //! An arena's address space is cut into *extents*, which lie in address order without gaps. Small blocks come
 //! from *slabs*, extents cut into equal blocks; larger ones are extents of their own, found best-fit in
 //! the *bins* of their stream and coalesced when freed. Free memory belongs to the stream it was freed
-//! on, or to everyone ([`SHARED`]) once the device is known to be finished with it; the pool layer
+//! on, or to everyone ([`SHARED`]) once the device is known to have got past its free; the pool layer
 //! decides when that is. Operations that need host memory say so before they change anything, and
 //! freeing never needs any.
 
@@ -60,7 +60,7 @@ pub mod block_flags {
     pub const OWN_ALLOCATION: u8 = 4;
 }
 
-/// Flag of extents in a slab home: a page that serves slabs only. Slabs live long and are small; wherever they like they would keep
+/// Flag of extents in a slab page, which serves slabs only. Slabs live long and are small; wherever they like they would keep
 /// a page each from becoming idle.
 const SLAB_PAGE: u8 = 0x80;
 /// Flag of free extents in which a whole chunk lies, as they were when they were listed.
@@ -112,7 +112,7 @@ pub struct Bytes {
 
 /// The memory of one stream, or with [`SHARED`] of everyone.
 struct Queue {
-    /// Free extents, and those in the homes of slabs; boxed without an infallible allocation.
+    /// Free extents, and those in slab pages; boxed without an infallible allocation.
     bins: Vec<Bins>,
     /// Free extents in which a whole chunk lies, least recently used first: what can be given up.
     whole: AgeList,
@@ -146,7 +146,7 @@ pub struct Heap {
     unmapped: Bins,
     /// Blocks freed device-ordered, oldest first.
     pending: AgeList,
-    /// A slab may be cut from any extent: there is no page for a home.
+    /// A slab may be cut from any extent: there is no page for slabs alone.
     pub slab_anywhere: bool,
     /// Counts frees; the age of free memory is told in it.
     seq: u64,
@@ -162,7 +162,7 @@ pub struct Heap {
 impl Queue {
     fn new() -> Result<Queue, NoHostMemory> {
         let mut bins = Vec::new();
-        bins.try_reserve_exact(2).map_err(|_| NoHostMemory)?;
+        bins.try_reserve_exact(2)?;
         bins.push(Bins::new());
         bins.push(Bins::new());
         Ok(Queue {
@@ -199,7 +199,7 @@ impl Queue {
     }
 
     fn is_empty(&self) -> bool {
-        let held = self.slab_count.saturating_add(self.busy);
+        let held = self.slab_count + self.busy;
         self.last_freed == NIL && held == 0 && self.bins.iter().all(Bins::is_empty)
     }
 }
@@ -227,9 +227,9 @@ impl Heap {
 
     /// A new stream. Its id is the next number, SHARED being 0.
     pub fn add_stream(&mut self) -> Result<StreamId, NoHostMemory> {
-        self.queues.try_reserve(1).map_err(|_| NoHostMemory)?;
+        self.queues.try_reserve(1)?;
         self.queues.push(Queue::new()?);
-        Ok(self.queues.len().saturating_sub(1) as StreamId)
+        Ok((self.queues.len() - 1) as StreamId)
     }
 
     /// The count of frees when a block was last freed on `stream`.
@@ -254,7 +254,7 @@ impl Heap {
 
     /// Notes what was mapped for a moment while a growth failed.
     pub fn note_mapped(&mut self, more: u64) {
-        self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped.saturating_add(more));
+        self.bytes.mapped_peak = self.bytes.mapped_peak.max(self.bytes.mapped + more);
     }
 
     /// Whether the stream holds neither idle memory nor slabs, so that its id may serve another.
@@ -272,7 +272,7 @@ impl Heap {
     }
 
     fn next_seq(&mut self) -> u64 {
-        self.seq = self.seq.saturating_add(1);
+        self.seq += 1;
         self.seq
     }
 
@@ -295,7 +295,7 @@ impl Heap {
         Ok(self.take_extent(stream, len, align.max(QUANTUM))?.map(|id| self.hand_out(id, info)))
     }
 
-    /// The extent that a request needs where nothing idle serves it, and its alignment: for a small one a home for its slab.
+    /// The extent that a request needs where nothing idle serves it, and its alignment: for a small one a page for its slab.
     pub fn extent_for(len: u64, align: u64) -> Option<(u64, u64)> {
         if len <= MAX_SMALL && align <= UNIT {
             return Some((PAGE, PAGE));
@@ -312,24 +312,24 @@ impl Heap {
         node.owner = info.owner;
         node.flags = info.flags;
         let (off, len) = (node.off, node.len);
-        self.bytes.cached = self.bytes.cached.saturating_sub(len);
+        self.bytes.cached -= len;
         self.count_live(len, info.requested);
         off
     }
 
     #[inline]
     fn count_live(&mut self, len: u64, requested: u64) {
-        self.bytes.live = self.bytes.live.saturating_add(len);
+        self.bytes.live += len;
         self.bytes.live_peak = self.bytes.live_peak.max(self.bytes.live);
-        self.bytes.requested = self.bytes.requested.saturating_add(requested);
-        self.bytes.live_blocks = self.bytes.live_blocks.saturating_add(1);
+        self.bytes.requested += requested;
+        self.bytes.live_blocks += 1;
     }
 
     #[inline]
     fn uncount_live(&mut self, len: u64, requested: u64) {
-        self.bytes.live = self.bytes.live.saturating_sub(len);
-        self.bytes.requested = self.bytes.requested.saturating_sub(requested);
-        self.bytes.live_blocks = self.bytes.live_blocks.saturating_sub(1);
+        self.bytes.live -= len;
+        self.bytes.requested -= requested;
+        self.bytes.live_blocks -= 1;
     }
 
     /// The live block that starts at `off`.
@@ -392,7 +392,7 @@ impl Heap {
         match block.place {
             Place::Extent(id) => {
                 self.uncount_live(block.len, block.info.requested);
-                self.bytes.cached = self.bytes.cached.saturating_add(block.len);
+                self.bytes.cached += block.len;
                 self.nodes.at(id).seq = seq;
                 if block.info.flags & block_flags::OWN_ALLOCATION != 0 {
                     self.release_extent(id, stream);
@@ -409,7 +409,7 @@ impl Heap {
     pub fn free_pending(&mut self, block: &Block) {
         let seq = self.next_seq();
         self.uncount_live(block.len, block.info.requested);
-        self.bytes.pending = self.bytes.pending.saturating_add(block.len);
+        self.bytes.pending += block.len;
         match block.place {
             Place::Extent(id) => {
                 let node = self.nodes.at(id);
@@ -435,19 +435,19 @@ impl Heap {
                 break;
             }
             self.pending.remove(&mut self.nodes, id);
-            self.bytes.pending = self.bytes.pending.saturating_sub(node.len);
-            self.bytes.cached = self.bytes.cached.saturating_add(node.len);
+            self.bytes.pending -= node.len;
+            self.bytes.cached += node.len;
             self.insert_free(id, SHARED);
         }
         while let Some((slab, index)) = self.slabs.pop_pending(done) {
             let len = class_size(self.slabs.class(slab));
-            self.bytes.pending = self.bytes.pending.saturating_sub(len);
-            self.bytes.cached = self.bytes.cached.saturating_add(len);
+            self.bytes.pending -= len;
+            self.bytes.cached += len;
             self.slab_gains(slab, index, 0);
         }
     }
 
-    /// Memory that `stream` freed up to `done` is finished with: it becomes everyone's.
+    /// The device has got past what `stream` freed up to `done`: that memory becomes everyone's.
     pub fn retire(&mut self, stream: StreamId, done: u64) {
         if stream == SHARED {
             return;
@@ -467,7 +467,7 @@ impl Heap {
         }
     }
 
-    /// Lets the slabs of `stream` that are wholly free, and its last_freed extents, coalesce.
+    /// Lets the slabs of `stream` that are wholly free, and the extent it freed last, coalesce.
     pub fn flush(&mut self, stream: StreamId) {
         self.flush_last_freed(stream);
         self.release_empty_slabs(stream);

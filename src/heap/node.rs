@@ -12,7 +12,7 @@ pub const NIL: u32 = u32::MAX;
 
 /// Who may use free memory: [`SHARED`] is everyone, other values are streams of the pool layer.
 pub type StreamId = u32;
-/// Memory that the device is finished with: any stream, and device-ordered requests, may have it.
+/// Memory that no work on the device uses any more: any stream, and device-ordered requests, may have it.
 pub const SHARED: StreamId = 0;
 
 /// What an extent is.
@@ -29,7 +29,7 @@ pub enum Kind {
     LastFreed,
     /// A block in a caller's hands.
     Used,
-    /// A block freed, but not known to be finished with on the device.
+    /// A block freed, that work on the device may still be using.
     Pending,
     /// Cut into equal small blocks.
     Slab,
@@ -53,7 +53,7 @@ pub struct Node {
     /// Neighbours by age among the free nodes of a stream, or among the pending ones.
     pub age_prev: NodeId,
     pub age_next: NodeId,
-    /// Free, last_freed: who may use it. Slab: whose it is.
+    /// Free, freed last: who may use it. Slab: whose it is.
     pub stream: StreamId,
     /// Slab: its index.
     pub slab: u32,
@@ -92,7 +92,7 @@ impl Node {
 
     /// One past the last byte.
     pub fn end(&self) -> u64 {
-        self.off.saturating_add(self.len)
+        self.off + self.len
     }
 }
 
@@ -135,7 +135,7 @@ impl Nodes {
         while self.blanks < count {
             if self.array.len() == self.array.capacity() {
                 let more = self.array.len().clamp(64, 1 << 16);
-                self.array.try_reserve(more).map_err(|_| NoHostMemory)?;
+                self.array.try_reserve(more)?;
             }
             if self.array.len() >= NIL as usize {
                 return Err(NoHostMemory);
@@ -143,7 +143,7 @@ impl Nodes {
             let id = self.array.len() as NodeId;
             self.array.push(Node { next: self.blank, ..Node::BLANK });
             self.blank = id;
-            self.blanks = self.blanks.saturating_add(1);
+            self.blanks += 1;
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl Nodes {
         let id = self.blank;
         debug_assert_ne!(id, NIL, "a node was taken that was not reserved");
         self.blank = self.get(id).next;
-        self.blanks = self.blanks.saturating_sub(1);
+        self.blanks -= 1;
         *self.at(id) = node;
         id
     }
@@ -161,11 +161,11 @@ impl Nodes {
     pub fn give(&mut self, id: NodeId) {
         *self.at(id) = Node { next: self.blank, ..Node::BLANK };
         self.blank = id;
-        self.blanks = self.blanks.saturating_add(1);
+        self.blanks += 1;
     }
 
     pub fn in_use(&self) -> usize {
-        self.array.len().saturating_sub(self.blanks)
+        self.array.len() - self.blanks
     }
 
     pub fn len(&self) -> NodeId {

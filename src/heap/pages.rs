@@ -29,7 +29,7 @@ fn split(off: u64) -> (usize, usize, usize) {
 
 fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, NoHostMemory> {
     let mut vec = Vec::new();
-    vec.try_reserve_exact(len).map_err(|_| NoHostMemory)?;
+    vec.try_reserve_exact(len)?;
     vec.resize(len, value);
     Ok(vec)
 }
@@ -41,9 +41,9 @@ impl PageTable {
 
     fn directory(&mut self, index: usize) -> Result<&mut Directory, NoHostMemory> {
         if index >= self.directories.len() {
-            let more = index.saturating_add(1).saturating_sub(self.directories.len());
-            self.directories.try_reserve(more).map_err(|_| NoHostMemory)?;
-            self.directories.resize_with(index.saturating_add(1), || None);
+            let more = index + 1 - self.directories.len();
+            self.directories.try_reserve(more)?;
+            self.directories.resize_with(index + 1, || None);
         }
         let slot = self.directories.get_mut(index).ok_or(NoHostMemory)?;
         if slot.is_none() {
@@ -64,7 +64,7 @@ impl PageTable {
 
     /// Makes sure that chunks may be mapped in the range without memory being needed then.
     pub fn reserve_chunks(&mut self, off: u64, len: u64) -> Result<(), NoHostMemory> {
-        let last = off.saturating_add(len.saturating_sub(1));
+        let last = off + len - 1;
         for directory in off / DIRECTORY..=last / DIRECTORY {
             self.directory(directory as usize)?;
         }
@@ -129,7 +129,7 @@ impl PageTable {
 
     /// Notes that `chunk` is behind every page that the range touches.
     pub fn set_chunk(&mut self, off: u64, len: u64, chunk: u32) {
-        let last = off.saturating_add(len.saturating_sub(1)) / PAGE;
+        let last = (off + len - 1) / PAGE;
         for page in off / PAGE..=last {
             let (directory, page, _) = split(page * PAGE);
             if let Some(Some(d)) = self.directories.get_mut(directory)

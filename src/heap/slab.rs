@@ -1,7 +1,7 @@
 //! Slabs: extents cut into equal blocks of one size class, for small blocks.
 //!
 //! A slab belongs to one stream. A block freed there is that stream's again at once; a block freed
-//! elsewhere waits as pending and returns to its slab when the device is finished with it. A slab that is wholly
+//! elsewhere waits as pending and returns to its slab once the device has got past its free. A slab that is wholly
 //! free coalesces again, except for one of each class that the stream keeps. Slabs share pages of their own.
 
 use super::node::{Kind, NIL, Node, NodeId, StreamId};
@@ -79,7 +79,7 @@ const fn reciprocal(class: usize) -> u64 {
 
 /// Bytes of a slab of the class.
 pub const fn slab_bytes(class: usize) -> u64 {
-    slab_blocks(class).saturating_mul(class_size(class))
+    slab_blocks(class) * class_size(class)
 }
 
 fn link(slab: u32, index: u32) -> u64 {
@@ -221,8 +221,8 @@ impl Heap {
         let (w, word) = slab.bits.iter_mut().enumerate().find(|(_, word)| **word != 0)?;
         let bit = word.trailing_zeros() as usize;
         *word &= word.wrapping_sub(1);
-        slab.free = slab.free.saturating_sub(1);
-        let at = w.saturating_mul(64).saturating_add(bit);
+        slab.free -= 1;
+        let at = w * 64 + bit;
         *slab.blocks.get_mut(at)? = Small {
             requested: info.requested as u32, // At most MAX_SMALL.
             owner: info.owner,
@@ -232,11 +232,11 @@ impl Heap {
             link: NO_LINK,
         };
         let len = class_size(slab.class);
-        let off = slab.off.saturating_add(len.saturating_mul(at as u64));
+        let off = slab.off + len * at as u64;
         if slab.free == 0 {
             self.unlist_slab(index);
         }
-        self.bytes.cached = self.bytes.cached.saturating_sub(len);
+        self.bytes.cached -= len;
         self.count_live(len, info.requested);
         Some(off)
     }
@@ -245,19 +245,16 @@ impl Heap {
         let len = slab_bytes(class);
         let count = slab_blocks(class) as usize;
         let mut blocks = Vec::new();
-        blocks.try_reserve_exact(count).map_err(|_| NoHostMemory)?;
+        blocks.try_reserve_exact(count)?;
         let blank =
             Small { requested: 0, owner: 0, flags: 0, state: State::Free, handle_or_seq: 0, link: NO_LINK };
         blocks.resize(count, blank);
         if self.slabs.vacant.is_empty() {
             // Room in `vacant` for every index, so that giving a slab up needs no memory.
             let more = self.slabs.array.len().clamp(16, 1 << 14);
-            self.slabs.array.try_reserve(1).map_err(|_| NoHostMemory)?;
+            self.slabs.array.try_reserve(1)?;
             if self.slabs.vacant.capacity() <= self.slabs.array.len() {
-                self.slabs
-                    .vacant
-                    .try_reserve(self.slabs.array.len().saturating_add(more))
-                    .map_err(|_| NoHostMemory)?;
+                self.slabs.vacant.try_reserve(self.slabs.array.len() + more)?;
             }
         }
         self.flush_last_freed(stream);
@@ -266,17 +263,17 @@ impl Heap {
         };
         let Node { off, .. } = *self.nodes.get(node);
         // A slab is far smaller than a page: it lies in two at most, and both may need entries.
-        if self.pages.reserve_start(off).and(self.pages.reserve_start(off.saturating_add(len - 1))).is_err() {
+        if self.pages.reserve_start(off).and(self.pages.reserve_start(off + len - 1)).is_err() {
             self.insert_free(node, stream);
             return Err(NoHostMemory);
         }
-        for at in (off..off.saturating_add(len)).step_by(QUANTUM as usize) {
+        for at in (off..off + len).step_by(QUANTUM as usize) {
             self.pages.set_start(at, node);
         }
         let index = self.slabs.vacant.pop().unwrap_or(self.slabs.array.len() as u32);
         let mut bits = [0u64; WORDS];
         for (w, word) in bits.iter_mut().enumerate() {
-            let here = count.saturating_sub(w.saturating_mul(64)).min(64) as u32;
+            let here = count.saturating_sub(w * 64).min(64) as u32;
             *word = u64::MAX.checked_shr(64 - here).unwrap_or(0);
         }
         let slab = Slab {
@@ -302,29 +299,29 @@ impl Heap {
         record.slab = index;
         record.stream = stream;
         if let Some(queue) = self.queues.get_mut(stream as usize) {
-            queue.slab_count = queue.slab_count.saturating_add(1);
+            queue.slab_count += 1;
         }
         self.list_slab(index);
         Ok(Some(index))
     }
 
-    /// An extent for a slab: in a home that has room, in a new home, or at worst anywhere.
+    /// An extent for a slab: in a slab page that has room, in a new one, or at worst anywhere.
     fn take_for_slab(&mut self, stream: StreamId, len: u64) -> Result<Option<NodeId>, NoHostMemory> {
         if let Some(node) = self.take_from_slab_pages(stream, len)? {
             return Ok(Some(node));
         }
-        if let Some(home) = self.take_extent(stream, PAGE, PAGE)? {
-            self.nodes.at(home).flags = SLAB_PAGE;
-            // In no list it counts as free, so it can be cut; the rest goes to the bins of homes.
-            let end = self.nodes.get(home).off.saturating_add(len);
+        if let Some(page) = self.take_extent(stream, PAGE, PAGE)? {
+            self.nodes.at(page).flags = SLAB_PAGE;
+            // In no list it counts as free, so it can be cut; the rest goes to the bins of slab pages.
+            let end = self.nodes.get(page).off + len;
             if self.nodes.reserve(1).and(self.pages.reserve_start(end)).is_err() {
-                self.insert_free(home, stream);
+                self.insert_free(page, stream);
                 return Err(NoHostMemory);
             }
-            let rest = self.cut(home, end);
-            self.nodes.at(home).kind = Kind::Busy;
+            let rest = self.cut(page, end);
+            self.nodes.at(page).kind = Kind::Busy;
             self.insert_free(rest, stream);
-            return Ok(Some(home));
+            return Ok(Some(page));
         }
         if self.slab_anywhere { self.take_extent(stream, len, QUANTUM) } else { Ok(None) }
     }
@@ -335,7 +332,7 @@ impl Heap {
         let len = class_size(slab.class);
         let inside = off.checked_sub(slab.off).ok_or(NotLive::Unknown)?;
         let index = slab.index_of(inside) as u64;
-        if exact && index.saturating_mul(len) != inside {
+        if exact && index * len != inside {
             return Err(NotLive::Unknown);
         }
         let small = slab.blocks.get(index as usize).ok_or(NotLive::Unknown)?;
@@ -343,7 +340,7 @@ impl Heap {
             return Err(if small.requested > 0 { NotLive::Freed } else { NotLive::Unknown });
         }
         Ok(Block {
-            off: slab.off.saturating_add(index.saturating_mul(len)),
+            off: slab.off + index * len,
             len,
             info: BlockMeta {
                 requested: u64::from(small.requested),
@@ -365,11 +362,11 @@ impl Heap {
         let len = class_size(owner.class);
         let requested = owner.blocks.get(index as usize).map_or(0, |b| u64::from(b.requested));
         self.uncount_live(len, requested);
-        self.bytes.cached = self.bytes.cached.saturating_add(len);
+        self.bytes.cached += len;
         self.slab_gains(slab, index, self.seq);
     }
 
-    /// A block returns to its slab. `seq` is when it was freed, or 0 if the device is finished with it.
+    /// A block returns to its slab. `seq` is when it was freed, or 0 if the device has got past that.
     pub(super) fn slab_gains(&mut self, index: u32, at: u32, seq: u64) {
         let Some(slab) = self.slabs.at(index) else {
             return;
@@ -382,7 +379,7 @@ impl Heap {
         if let Some(word) = slab.bits.get_mut(at as usize / 64) {
             *word |= 1 << (at % 64);
         }
-        slab.free = slab.free.saturating_add(1);
+        slab.free += 1;
         let (free, all) = (slab.free, slab.blocks.len() as u64);
         if free == 1 {
             self.list_slab(index);
@@ -405,11 +402,11 @@ impl Heap {
         };
         self.slabs.vacant.push(index); // Reserved when the slab was made.
         let len = slab_bytes(slab.class);
-        for at in (slab.off..slab.off.saturating_add(len)).step_by(QUANTUM as usize).skip(1) {
+        for at in (slab.off..slab.off + len).step_by(QUANTUM as usize).skip(1) {
             self.pages.set_start(at, NIL);
         }
         if let Some(queue) = self.queues.get_mut(slab.stream as usize) {
-            queue.slab_count = queue.slab_count.saturating_sub(1);
+            queue.slab_count -= 1;
         }
         let node = self.nodes.at(slab.node);
         node.slab = NIL;

@@ -291,7 +291,7 @@ fn a_stream_keeps_what_it_freed_until_it_is_settled() {
 }
 
 #[test]
-fn unfinished_chunks_are_not_idle() {
+fn incomplete_chunks_are_not_idle() {
     let mut heap = heap();
     let a = heap.add_stream().unwrap();
     let off = take(&mut heap, a, 8 * PAGE, UNIT).unwrap();
@@ -378,7 +378,7 @@ fn a_growth_uses_what_is_left_between_survivors() {
     assert_eq!(shrink(&mut heap, u64::MAX, &device), 4 * PAGE);
     let plan = heap.plan_growth(a, 4 * PAGE + half, UNIT).unwrap().unwrap();
     assert_eq!((plan.parts.len(), plan.parts[0].off, plan.need), (1, PAGE, 4 * PAGE));
-    assert_eq!(plan.frees.len(), 1, "the half page before the hole is part of it");
+    assert_eq!(plan.frees.len(), 1, "the half page before the unmapped extent is part of it");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::{Bytes, Heap, SLAB_PAGE, block_flags};
 pub fn validate(heap: &Heap) {
     let mut bytes = Bytes::default();
     let mut seen = 0;
-    let mut holes = 0;
+    let mut unmapped = 0;
     let (mut free, mut last_freed, mut pending) = (0, 0, 0);
 
     for id in region_starts(heap) {
@@ -38,7 +38,7 @@ pub fn validate(heap: &Heap) {
                 assert!(!mergeable, "{before:?} and {node:?} should be one");
                 assert!(
                     !(before.kind == Kind::Unmapped && node.kind == Kind::Unmapped),
-                    "two holes side by side"
+                    "two unmapped extents side by side"
                 );
             }
             if node.kind != Kind::Unmapped && node.kind != Kind::Busy {
@@ -46,7 +46,7 @@ pub fn validate(heap: &Heap) {
                 covered(heap, node.off, node.end());
             }
             match node.kind {
-                Kind::Unmapped => holes += 1,
+                Kind::Unmapped => unmapped += 1,
                 Kind::Free => {
                     free += 1;
                     bytes.cached += node.len;
@@ -114,7 +114,7 @@ pub fn validate(heap: &Heap) {
         assert_eq!(heap.nodes.get(id).kind, Kind::Unmapped);
         listed += 1;
     });
-    assert_eq!(listed, holes, "holes are lost");
+    assert_eq!(listed, unmapped, "unmapped extents are lost");
     assert_eq!(ages(heap, &heap.pending, Kind::Pending), pending);
 
     let (mut aged, mut binned, mut kept, mut own) = (0, 0, 0, 0);
@@ -152,7 +152,7 @@ pub fn validate(heap: &Heap) {
     }
     assert_eq!(aged, free, "free extents are in no age list");
     assert_eq!(binned + own, free, "free extents are in no bin");
-    assert_eq!(kept, last_freed, "last_freed extents are lost");
+    assert_eq!(kept, last_freed, "extents freed last are lost");
     assert!(!heap.queues.is_empty() && SHARED == 0);
 }
 

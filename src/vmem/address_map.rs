@@ -60,7 +60,7 @@ impl AddressMap {
         match self.range {
             Some(range) if off < range.len => range.base.wrapping_add(off),
             _ => {
-                let slot = off.saturating_sub(self.range_len()) / SLOT;
+                let slot = (off - self.range_len()) / SLOT;
                 off.wrapping_add(self.deltas.get(slot as usize).copied().unwrap_or(0))
             }
         }
@@ -76,8 +76,8 @@ impl AddressMap {
             }
         }
         let region = self.up_to(address).find(|region| !region.hidden)?;
-        let inside = address.saturating_sub(region.address);
-        (inside < region.len).then_some((region.off.saturating_add(inside), region.off))
+        let inside = address - region.address;
+        (inside < region.len).then_some((region.off + inside, region.off))
     }
 
     /// The block that a chunk at `address` belongs in, and where in it: behind all that begin at or below the address.
@@ -127,14 +127,14 @@ impl AddressMap {
         let (Some(vacant), Some(runs)) = (self.vacant.get_mut(kind), self.runs.get(kind)) else {
             return Err(NoHostMemory);
         };
-        let room = runs.saturating_add(1).saturating_sub(vacant.len());
-        vacant.try_reserve(room).map_err(|_| NoHostMemory)?;
-        self.deltas.try_reserve(1 << kind).map_err(|_| NoHostMemory)?;
-        self.blocks.try_reserve(2).map_err(|_| NoHostMemory)?;
-        self.spare.try_reserve_exact(BLOCK).map_err(|_| NoHostMemory)?;
+        let room = runs + 1 - vacant.len();
+        vacant.try_reserve(room)?;
+        self.deltas.try_reserve(1 << kind)?;
+        self.blocks.try_reserve(2)?;
+        self.spare.try_reserve_exact(BLOCK)?;
         if self.blocks.is_empty() {
             let mut first = Vec::new();
-            first.try_reserve_exact(BLOCK).map_err(|_| NoHostMemory)?;
+            first.try_reserve_exact(BLOCK)?;
             self.blocks.push(first);
         }
         Ok(())
@@ -146,14 +146,14 @@ impl AddressMap {
         let count = 1u64 << kind;
         let first = self.vacant.get_mut(kind).and_then(Vec::pop).unwrap_or_else(|| {
             if let Some(runs) = self.runs.get_mut(kind) {
-                *runs = runs.saturating_add(1);
+                *runs += 1;
             }
             let first = self.deltas.len() as u64;
-            self.deltas.resize(first.saturating_add(count) as usize, 0);
+            self.deltas.resize((first + count) as usize, 0);
             first
         });
-        let off = self.range_len().saturating_add(first.saturating_mul(SLOT)).saturating_add(address % SLOT);
-        for slot in first..first.saturating_add(count) {
+        let off = self.range_len() + first * SLOT + address % SLOT;
+        for slot in first..first + count {
             if let Some(delta) = self.deltas.get_mut(slot as usize) {
                 *delta = address.wrapping_sub(off);
             }
@@ -165,9 +165,9 @@ impl AddressMap {
             if let Some(full) = self.blocks.get_mut(block) {
                 upper.extend(full.drain(BLOCK / 2..));
             }
-            self.blocks.insert(block.saturating_add(1), upper);
+            self.blocks.insert(block + 1, upper);
             if at > BLOCK / 2 {
-                (block, at) = (block.saturating_add(1), at.saturating_sub(BLOCK / 2));
+                (block, at) = (block + 1, at - BLOCK / 2);
             }
         }
         if let Some(block) = self.blocks.get_mut(block) {
@@ -192,7 +192,7 @@ impl AddressMap {
         if chunks.is_empty() {
             self.blocks.remove(block);
         }
-        let first = region.off.saturating_sub(self.range_len()) / SLOT;
+        let first = (region.off - self.range_len()) / SLOT;
         if let Some(vacant) = self.vacant.get_mut(kind(region.len)) {
             vacant.push(first); // Reserved when the run was made.
         }
@@ -201,7 +201,7 @@ impl AddressMap {
 
 /// The kind of run for a chunk wherever it starts in its first slot.
 fn kind(len: u64) -> usize {
-    len.div_ceil(SLOT).saturating_add(1).next_power_of_two().trailing_zeros() as usize
+    (len.div_ceil(SLOT) + 1).next_power_of_two().trailing_zeros() as usize
 }
 
 #[cfg(test)]

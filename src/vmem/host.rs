@@ -38,15 +38,9 @@ fn host_location(api: &Api, device: i32) -> Option<CUmemLocation> {
 }
 
 impl Mapper {
-    /// Creates a piece of host memory, its length a multiple of [`super::PAGE`], and maps it for the device at a multiple of `align`. On failure
+    /// Creates a chunk of host memory, its length a multiple of [`super::PAGE`], and maps it for the device at a multiple of `align`. On failure
     /// nothing is left but what [`ChunkOp::left`] says.
-    pub fn create_on_host(
-        &self,
-        api: &Api,
-        piece: &mut ChunkOp,
-        align: u64,
-        calls: &mut Calls,
-    ) -> Result<()> {
+    pub fn create_on_host(&self, api: &Api, op: &mut ChunkOp, align: u64, calls: &mut Calls) -> Result<()> {
         let device = self.context.device;
         let Some(at) = host_location(api, device) else {
             bail!(POOL_ERROR_NOT_SUPPORTED, "device {device} cannot map host memory");
@@ -56,50 +50,50 @@ impl Mapper {
         else {
             bail!(POOL_ERROR_NOT_SUPPORTED, "the CUDA driver has no virtual memory calls");
         };
-        let len = piece.len;
+        let len = op.len;
         let size = usize::try_from(len).unwrap_or(usize::MAX);
-        piece.host = true;
+        op.host = true;
         relaxed(api, || {
             calls.alloc = calls.alloc.wrapping_add(1);
             // SAFETY: the pointers are to locals; the size is a multiple of the largest granularity.
-            let created = unsafe { create(&mut piece.handle, size, &properties(at), 0) };
+            let created = unsafe { create(&mut op.handle, size, &properties(at), 0) };
             check(api, created, "cuMemCreate")?;
             // SAFETY: the pointer is to a local; address 0 lets the driver choose.
-            let reserved = unsafe { reserve(&mut piece.from, size, align as usize, 0, 0) };
+            let reserved = unsafe { reserve(&mut op.from, size, align as usize, 0, 0) };
             let mut vmm = self.vmm(api, calls);
             if reserved != code::SUCCESS {
-                piece.from = 0;
-                vmm.give_up(piece);
+                op.from = 0;
+                vmm.give_up(op);
                 return check(api, reserved, "cuMemAddressReserve");
             }
-            let (mut result, mut call) = (vmm.map(piece.from, len, piece.handle), "cuMemMap");
+            let (mut result, mut call) = (vmm.map(op.from, len, op.handle), "cuMemMap");
             if result == code::SUCCESS {
-                (result, call) = (vmm.allow(piece.from, len), "cuMemSetAccess");
-                if result != code::SUCCESS && vmm.unmap(piece.from, len) != code::SUCCESS {
-                    piece.left = UndoFailure::Mapping;
+                (result, call) = (vmm.allow(op.from, len), "cuMemSetAccess");
+                if result != code::SUCCESS && vmm.unmap(op.from, len) != code::SUCCESS {
+                    op.left = UndoFailure::Mapping;
                     return check(api, result, call);
                 }
             }
             if result != code::SUCCESS {
-                vmm.give_up(piece);
+                vmm.give_up(op);
                 // SAFETY: the range was reserved above, and nothing is mapped in it.
-                unsafe { free(piece.from, size) };
-                piece.from = 0;
+                unsafe { free(op.from, size) };
+                op.from = 0;
             }
             check(api, result, call)
         })
     }
 
-    /// Unmaps such memory and gives it back, addresses and all. It must be finished with. On failure it stays mapped.
-    pub fn discard_host(&self, api: &Api, piece: &mut ChunkOp, calls: &mut Calls) -> Result<()> {
+    /// Unmaps such memory and gives it back, addresses and all. No work on the device may use it any more. On failure it stays mapped.
+    pub fn discard_host(&self, api: &Api, op: &mut ChunkOp, calls: &mut Calls) -> Result<()> {
         let mut vmm = self.vmm(api, calls);
-        check(api, vmm.unmap(piece.from, piece.len), "cuMemUnmap")?;
-        vmm.give_up(piece);
+        check(api, vmm.unmap(op.from, op.len), "cuMemUnmap")?;
+        vmm.give_up(op);
         if let Some(free) = api.address_free {
-            // SAFETY: the range was reserved for this piece, and nothing is mapped in it any more.
-            unsafe { free(piece.from, piece.len as usize) };
+            // SAFETY: the range was reserved for this chunk, and nothing is mapped in it any more.
+            unsafe { free(op.from, op.len as usize) };
         }
-        piece.from = 0;
+        op.from = 0;
         Ok(())
     }
 }

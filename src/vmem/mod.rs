@@ -73,7 +73,7 @@ pub enum UndoFailure {
     /// As it should be.
     Nothing,
     /// A moved chunk that could not be put back; its memory was returned.
-    Hole,
+    Unmapped,
     /// It is mapped nowhere, but its memory could not be returned.
     Memory,
     /// It is mapped where it was to go, and could not be unmapped.
@@ -85,17 +85,17 @@ pub enum UndoFailure {
 /// Chunks that the driver would neither use nor take back, to be tried again. `from` is where one is mapped.
 #[derive(Default)]
 pub struct Unreclaimable {
-    pub pieces: Vec<ChunkOp>,
+    pub ops: Vec<ChunkOp>,
 }
 
 impl Unreclaimable {
     pub fn bytes(&self) -> u64 {
-        self.pieces.iter().fold(0, |sum, p| sum.saturating_add(p.len))
+        self.ops.iter().map(|p| p.len).sum()
     }
 
     /// How much of that is the host's memory.
     pub fn host_bytes(&self) -> u64 {
-        self.pieces.iter().filter(|p| p.host).fold(0, |sum, p| sum.saturating_add(p.len))
+        self.ops.iter().filter(|p| p.host).map(|p| p.len).sum()
     }
 }
 
@@ -135,7 +135,7 @@ impl Mapper {
         Ok(address)
     }
 
-    /// Gives `cuMemAlloc` memory back. It must be finished with.
+    /// Gives `cuMemAlloc` memory back. No work on the device may use it any more.
     pub fn free(&self, api: &Api, address: u64, calls: &mut Calls) -> Result<()> {
         calls.free = calls.free.wrapping_add(1);
         // SAFETY: the address is one that `malloc` was given and that nobody uses.

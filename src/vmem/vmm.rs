@@ -70,9 +70,11 @@ pub fn reserve_range(api: &Api, device: i32, device_bytes: u64) -> Result<Range>
         );
     }
     for factor in RANGE_FACTORS {
-        let len = device_bytes.saturating_mul(factor).next_multiple_of(RANGE_ALIGN);
+        // More than an address can tell is refused like what the driver refuses.
+        let len = device_bytes.checked_mul(factor).and_then(|len| len.checked_next_multiple_of(RANGE_ALIGN));
         // Once more the alignment, because a hint of it is all that the call takes.
-        let whole = usize::try_from(len.saturating_add(RANGE_ALIGN)).unwrap_or(usize::MAX);
+        let whole = len.and_then(|len| usize::try_from(len.checked_add(RANGE_ALIGN)?).ok());
+        let (Some(len), Some(whole)) = (len, whole) else { continue };
         let mut base = 0;
         // SAFETY: the pointer is to a local; address 0 lets the driver choose.
         if unsafe { address_reserve(&mut base, whole, 0, 0, 0) } == code::SUCCESS {
@@ -115,7 +117,7 @@ impl Vmm<'_> {
     pub(super) fn unmap(&mut self, address: u64, len: u64) -> CuResult {
         self.calls.unmap = self.calls.unmap.wrapping_add(1);
         let Some(unmap) = self.api.mem_unmap else { return code::NOT_SUPPORTED };
-        // SAFETY: the range is made of whole mappings, and the device is finished with it.
+        // SAFETY: the range is made of whole mappings, and no work on the device uses it any more.
         unsafe { unmap(address, len as usize) }
     }
 
@@ -125,26 +127,26 @@ impl Vmm<'_> {
         unsafe { set_access(address, len as usize, &rights(self.device), 1) }
     }
 
-    /// Puts a chunk back where it was. If that fails too its memory is returned: the range is a hole then.
-    fn restore(&mut self, piece: &mut ChunkOp) {
-        let mapped = self.map(piece.from, piece.len, piece.handle) == code::SUCCESS;
-        if mapped && self.allow(piece.from, piece.len) == code::SUCCESS {
+    /// Puts a chunk back where it was. If that fails too, its memory is returned and the range left unmapped.
+    fn restore(&mut self, op: &mut ChunkOp) {
+        let mapped = self.map(op.from, op.len, op.handle) == code::SUCCESS;
+        if mapped && self.allow(op.from, op.len) == code::SUCCESS {
             return;
         }
-        if mapped && self.unmap(piece.from, piece.len) != code::SUCCESS {
-            piece.left = UndoFailure::Stuck;
+        if mapped && self.unmap(op.from, op.len) != code::SUCCESS {
+            op.left = UndoFailure::Stuck;
             return;
         }
-        self.give_up(piece);
-        if piece.left == UndoFailure::Nothing {
-            piece.left = UndoFailure::Hole;
+        self.give_up(op);
+        if op.left == UndoFailure::Nothing {
+            op.left = UndoFailure::Unmapped;
         }
     }
 
     /// Returns the memory of a chunk that is mapped nowhere.
-    pub(super) fn give_up(&mut self, piece: &mut ChunkOp) {
-        if self.release(piece.handle) != code::SUCCESS {
-            piece.left = UndoFailure::Memory;
+    pub(super) fn give_up(&mut self, op: &mut ChunkOp) {
+        if self.release(op.handle) != code::SUCCESS {
+            op.left = UndoFailure::Memory;
         }
     }
 }
@@ -154,139 +156,139 @@ impl Mapper {
         Vmm { api, device: self.context.device, calls }
     }
 
-    /// Maps every piece where it is to go: creates those without a handle, unmaps those that are mapped elsewhere. All or nothing:
+    /// Maps every chunk where it is to go: creates those without a handle, unmaps those that are mapped elsewhere. All or nothing:
     /// on failure new memory is returned and moved chunks are back where they were. What of that the driver refuses is in
     /// [`ChunkOp::left`].
-    pub fn place(&self, api: &Api, pieces: &mut [ChunkOp], calls: &mut Calls) -> Result<()> {
+    pub fn place(&self, api: &Api, ops: &mut [ChunkOp], calls: &mut Calls) -> Result<()> {
         let mut vmm = self.vmm(api, calls);
         // Creation first: it is what fails when the device is full, and nothing has been moved yet.
-        vmm.create_all(pieces)?;
-        let failed = match vmm.unmap_all(pieces) {
-            Ok(()) => vmm.map_all(pieces),
+        vmm.create_all(ops)?;
+        let failed = match vmm.unmap_all(ops) {
+            Ok(()) => vmm.map_all(ops),
             Err(failure) => Some(failure),
         };
         let Some((result, call)) = failed else { return Ok(()) };
-        for piece in pieces.iter_mut().filter(|p| p.from == 0 && p.left == UndoFailure::Nothing) {
-            vmm.give_up(piece);
+        for op in ops.iter_mut().filter(|p| p.from == 0 && p.left == UndoFailure::Nothing) {
+            vmm.give_up(op);
         }
         Err(crate::driver::status_of(api, result, call))
     }
 
     /// Unmaps chunks and gives their memory back. Stops at the first that stays mapped; returns how many do not.
-    pub fn discard(&self, api: &Api, pieces: &mut [ChunkOp], calls: &mut Calls) -> (usize, Result<()>) {
+    pub fn discard(&self, api: &Api, ops: &mut [ChunkOp], calls: &mut Calls) -> (usize, Result<()>) {
         let mut vmm = self.vmm(api, calls);
         let mut gone = 0;
-        while let Some(run) = pieces.get_mut(gone..).and_then(|rest| runs_mut(rest).next()) {
+        while let Some(run) = ops.get_mut(gone..).and_then(|rest| runs_mut(rest).next()) {
             let Some(first) = run.first() else { break };
-            let len = run.iter().fold(0, |sum: u64, p| sum.saturating_add(p.len));
+            let len = run.iter().map(|op| op.len).sum();
             let result = vmm.unmap(first.from, len);
             if result != code::SUCCESS {
                 return (gone, check(api, result, "cuMemUnmap"));
             }
-            for piece in run.iter_mut() {
-                vmm.give_up(piece);
+            for op in run.iter_mut() {
+                vmm.give_up(op);
             }
-            gone = gone.saturating_add(run.len());
+            gone += run.len();
         }
         (gone, Ok(()))
     }
 
     /// Tries again to be rid of what was left. True when nothing is.
-    pub fn clear(&self, api: &Api, debris: &mut Unreclaimable, calls: &mut Calls) -> bool {
+    pub fn clear(&self, api: &Api, kept: &mut Unreclaimable, calls: &mut Calls) -> bool {
         let mut vmm = self.vmm(api, calls);
-        debris.pieces.retain_mut(|piece| {
-            if piece.from != 0 {
-                if vmm.unmap(piece.from, piece.len) != code::SUCCESS {
+        kept.ops.retain_mut(|op| {
+            if op.from != 0 {
+                if vmm.unmap(op.from, op.len) != code::SUCCESS {
                     return true;
                 }
-                if let Some(free) = api.address_free.filter(|_| piece.host) {
-                    // SAFETY: the range was reserved for this piece, and nothing is mapped in it any more.
-                    unsafe { free(piece.from, piece.len as usize) };
+                if let Some(free) = api.address_free.filter(|_| op.host) {
+                    // SAFETY: the range was reserved for this chunk, and nothing is mapped in it any more.
+                    unsafe { free(op.from, op.len as usize) };
                 }
-                piece.from = 0;
+                op.from = 0;
             }
-            vmm.release(piece.handle) != code::SUCCESS
+            vmm.release(op.handle) != code::SUCCESS
         });
-        debris.pieces.is_empty()
+        kept.ops.is_empty()
     }
 }
 
-/// Splits pieces into runs that lie side by side where they are mapped: one unmap serves a run.
-fn runs(pieces: &[ChunkOp]) -> impl Iterator<Item = &[ChunkOp]> {
-    pieces.chunk_by(|a, b| a.from.saturating_add(a.len) == b.from)
+/// Splits chunks into runs that lie side by side where they are mapped: one unmap serves a run.
+fn runs(ops: &[ChunkOp]) -> impl Iterator<Item = &[ChunkOp]> {
+    ops.chunk_by(|a, b| a.from + a.len == b.from)
 }
 
-fn runs_mut(pieces: &mut [ChunkOp]) -> impl Iterator<Item = &mut [ChunkOp]> {
-    pieces.chunk_by_mut(|a, b| a.from.saturating_add(a.len) == b.from)
+fn runs_mut(ops: &mut [ChunkOp]) -> impl Iterator<Item = &mut [ChunkOp]> {
+    ops.chunk_by_mut(|a, b| a.from + a.len == b.from)
 }
 
 impl Vmm<'_> {
-    fn create_all(&mut self, pieces: &mut [ChunkOp]) -> Result<()> {
-        for at in 0..pieces.len() {
-            let Some(piece) = pieces.get_mut(at).filter(|p| p.from == 0) else { continue };
-            let (result, handle) = self.create(piece.len);
+    fn create_all(&mut self, ops: &mut [ChunkOp]) -> Result<()> {
+        for at in 0..ops.len() {
+            let Some(op) = ops.get_mut(at).filter(|p| p.from == 0) else { continue };
+            let (result, handle) = self.create(op.len);
             if result != code::SUCCESS {
                 let status: Status = crate::driver::status_of(self.api, result, "cuMemCreate");
-                for piece in pieces.iter_mut().take(at).filter(|p| p.from == 0) {
-                    self.give_up(piece);
+                for op in ops.iter_mut().take(at).filter(|p| p.from == 0) {
+                    self.give_up(op);
                 }
                 return Err(status);
             }
-            piece.handle = handle;
-            self.calls.created = self.calls.created.saturating_add(piece.len);
+            op.handle = handle;
+            self.calls.created += op.len;
         }
         Ok(())
     }
 
-    /// Unmaps the pieces that are mapped elsewhere; on failure those already unmapped are restored.
-    fn unmap_all(&mut self, pieces: &mut [ChunkOp]) -> core::result::Result<(), (CuResult, &'static str)> {
+    /// Unmaps the chunks that are mapped elsewhere; on failure those already unmapped are restored.
+    fn unmap_all(&mut self, ops: &mut [ChunkOp]) -> core::result::Result<(), (CuResult, &'static str)> {
         let mut unmapped = 0;
-        while let Some(rest) = pieces.get_mut(unmapped..) {
+        while let Some(rest) = ops.get_mut(unmapped..) {
             let Some(run) = runs(rest).next() else { break };
             let count = run.len();
             let Some(first) = run.first().copied() else { break };
             if first.from != 0 {
-                let len = run.iter().fold(0, |sum: u64, p| sum.saturating_add(p.len));
+                let len = run.iter().map(|op| op.len).sum();
                 let result = self.unmap(first.from, len);
                 if result != code::SUCCESS {
-                    for piece in pieces.iter_mut().take(unmapped).filter(|p| p.from != 0) {
-                        self.restore(piece);
+                    for op in ops.iter_mut().take(unmapped).filter(|p| p.from != 0) {
+                        self.restore(op);
                     }
                     return Err((result, "cuMemUnmap"));
                 }
             }
-            unmapped = unmapped.saturating_add(count);
+            unmapped += count;
         }
         Ok(())
     }
 
-    /// Maps all pieces where they are to go and allows access; on failure none is mapped there and moved ones are restored.
-    fn map_all(&mut self, pieces: &mut [ChunkOp]) -> Option<(CuResult, &'static str)> {
+    /// Maps all chunks where they are to go and allows access; on failure none is mapped there and moved ones are restored.
+    fn map_all(&mut self, ops: &mut [ChunkOp]) -> Option<(CuResult, &'static str)> {
         let mut mapped = 0usize;
         let mut failed = None;
-        for piece in pieces.iter() {
-            let result = self.map(piece.to, piece.len, piece.handle);
+        for op in ops.iter() {
+            let result = self.map(op.to, op.len, op.handle);
             if result != code::SUCCESS {
                 failed = Some((result, "cuMemMap"));
                 break;
             }
-            mapped = mapped.saturating_add(1);
+            mapped += 1;
         }
         // One call for each run of addresses.
-        for run in pieces.chunk_by(|a, b| a.to.saturating_add(a.len) == b.to) {
+        for run in ops.chunk_by(|a, b| a.to + a.len == b.to) {
             let Some(first) = run.first().filter(|_| failed.is_none()) else { break };
-            let len = run.iter().fold(0, |sum: u64, p| sum.saturating_add(p.len));
+            let len = run.iter().map(|op| op.len).sum();
             let result = self.allow(first.to, len);
             if result != code::SUCCESS {
                 failed = Some((result, "cuMemSetAccess"));
             }
         }
         failed?;
-        for (at, piece) in pieces.iter_mut().enumerate() {
-            if at < mapped && self.unmap(piece.to, piece.len) != code::SUCCESS {
-                piece.left = UndoFailure::Mapping;
-            } else if piece.from != 0 {
-                self.restore(piece);
+        for (at, op) in ops.iter_mut().enumerate() {
+            if at < mapped && self.unmap(op.to, op.len) != code::SUCCESS {
+                op.left = UndoFailure::Mapping;
+            } else if op.from != 0 {
+                self.restore(op);
             }
         }
         failed

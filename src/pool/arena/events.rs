@@ -143,7 +143,7 @@ impl Arena {
         asked.ok().flatten().unwrap_or(true)
     }
 
-    /// Asks about fences, and settles what they covered.
+    /// Asks about fences, and retires what they covered.
     pub fn poll(&self, api: &Api) -> Polled {
         let mut polled = Polled::Nothing;
         loop {
@@ -323,7 +323,7 @@ impl State {
         }
     }
 
-    /// Whether something was freed that only a word about the whole context can settle.
+    /// Whether something was freed that only a word about the whole context can retire.
     pub fn needs_context(&self) -> bool {
         self.heap.has_pending() || (1..self.heap.streams()).any(|id| self.is_uncovered(id))
     }

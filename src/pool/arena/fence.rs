@@ -1,7 +1,7 @@
-//! Ordering: which freed memory the device is known to be finished with.
+//! Ordering: which frees the device is known to have got past.
 //!
 //! Frees are counted; a *fence* is an event together with the count at which it was recorded. When a fence of
-//! a stream is complete, everything freed on that stream up to its count is finished with; when a fence of
+//! a stream is complete, everything freed on that stream up to its count is complete; when a fence of
 //! the whole context is, everything freed anywhere up to its count is. A stream's handle is only used in the
 //! call that carried it.
 
@@ -67,7 +67,7 @@ impl Fences {
 pub struct Stream {
     pub key: StreamKey,
     pub fences: Fences,
-    /// Everything freed on it up to here is finished with.
+    /// The device has got past everything freed on it up to here.
     pub done: u64,
     /// Everything freed on it up to here is covered by a fence, of its own or of the context.
     pub covered: u64,

@@ -402,12 +402,12 @@ impl State {
         for op in &mut ops {
             op.from = if op.left == UndoFailure::Mapping { op.to } else { 0 };
         }
-        self.keep_unreclaimable(Unreclaimable { pieces: ops }, parts);
+        self.keep_unreclaimable(Unreclaimable { ops }, parts);
     }
 
     /// Books what the driver would not take back. Room for it was made before.
     pub(super) fn keep_unreclaimable(&mut self, kept: Unreclaimable, busy: Vec<Part>) {
-        if kept.pieces.is_empty() {
+        if kept.ops.is_empty() {
             return;
         }
         self.count_unreclaimable(kept.bytes(), kept.host_bytes());
@@ -437,13 +437,13 @@ impl State {
     /// The same for one chunk. Without host memory to remember it, it stays with the driver, and in the
     /// counters.
     pub(super) fn keep_one(&mut self, op: ChunkOp, busy: Vec<Part>) {
-        let mut pieces = Vec::new();
-        if pieces.try_reserve_exact(1).is_err() {
+        let mut ops = Vec::new();
+        if ops.try_reserve_exact(1).is_err() {
             self.count_unreclaimable(op.len, if op.host { op.len } else { 0 });
             return;
         }
-        pieces.push(op);
-        self.keep_unreclaimable(Unreclaimable { pieces }, busy);
+        ops.push(op);
+        self.keep_unreclaimable(Unreclaimable { ops }, busy);
     }
 
     /// Books what `cuMemAlloc` gave; a request for an own allocation is served with it. After an error

@@ -250,7 +250,7 @@ impl State {
         }
         ops.retain(|op| op.left == UndoFailure::Memory);
         ops.iter_mut().for_each(|op| op.from = 0);
-        self.keep_unreclaimable(Unreclaimable { pieces: ops }, Vec::new());
+        self.keep_unreclaimable(Unreclaimable { ops }, Vec::new());
         released
     }
 }

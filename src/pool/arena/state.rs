@@ -47,7 +47,7 @@ pub struct State {
     pub(super) fences: Fences,
     /// Everything freed up to here is covered by a fence of the context.
     pub(super) covered: u64,
-    /// Everything freed up to here is finished with.
+    /// The device has got past everything freed up to here.
     pub(super) done: u64,
     /// Events not in use.
     pub(super) spare: Vec<Event>,
