@@ -382,7 +382,7 @@ fn a_growth_uses_what_is_left_between_survivors() {
 }
 
 #[test]
-fn parking_changes_no_placement() {
+fn the_extent_freed_last_changes_no_placement() {
     // A twin that never parks: every free of it coalesces at once.
     let (mut heap, mut twin) = (heap(), heap());
     let (a, b) = (heap.add_stream().unwrap(), twin.add_stream().unwrap());
