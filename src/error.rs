@@ -90,10 +90,14 @@ struct LastError {
     text: [u8; LAST_ERROR_CAPACITY],
 }
 
+impl LastError {
+    const NONE: LastError = LastError { status: Status::POOL_OK, len: 0, text: [0; LAST_ERROR_CAPACITY] };
+}
+
 // Const-initialised and without Drop: a destructor would be registered through an allocation that
 // cannot fail gracefully, and would run after a dlclose.
 thread_local! {
-    static LAST: UnsafeCell<LastError> = const { UnsafeCell::new(LastError { status: Status::POOL_OK, len: 0, text: [0; LAST_ERROR_CAPACITY] }) };
+    static LAST: UnsafeCell<LastError> = const { UnsafeCell::new(LastError::NONE) };
 }
 
 impl Write for LastError {
@@ -101,12 +105,12 @@ impl Write for LastError {
         let room = self.text.get_mut(self.len..).unwrap_or_default();
         let mut n = s.len().min(room.len());
         while !s.is_char_boundary(n) {
-            n = n.saturating_sub(1);
+            n -= 1; // Not below 0, which is a boundary.
         }
         for (to, from) in room.iter_mut().zip(s.as_bytes().iter().take(n)) {
             *to = *from;
         }
-        self.len = self.len.saturating_add(n);
+        self.len += n;
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Host memory for code that cannot do without: a small reserve behind the allocator.
 //!
-//! The pool's own bookkeeping is fallible everywhere. The driver loader and the logger are not ours and abort the
-//! process when the host has no memory; inside [`without_failing`] they get theirs from here then.
+//! The pool's own bookkeeping is fallible everywhere. The driver loader and the logger are not ours and abort
+//! the process when the host has no memory; inside [`without_failing`] they get theirs from here then.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::{Cell, UnsafeCell};
@@ -15,12 +15,14 @@ const RESERVE: usize = 128 << 10;
 #[repr(align(64))]
 struct Reserve {
     bytes: UnsafeCell<[u8; RESERVE]>,
-    /// Bytes handed out from the front, and allocations that have not come back. When all have, the reserve is whole.
+    /// Bytes handed out from the front, and allocations that have not come back. When all have, the reserve
+    /// is whole.
     state: UnsafeCell<(usize, usize)>,
     locked: AtomicBool,
 }
 
-// SAFETY: `state` is only touched while `locked` is held, and `bytes` only by whoever was handed a part of it.
+// SAFETY: `state` is only touched while `locked` is held, and `bytes` only by whoever was handed a part of
+// it.
 unsafe impl Sync for Reserve {}
 
 static SPARE: Reserve = Reserve {
@@ -90,8 +92,8 @@ impl Reserve {
 /// The system's allocator, with the reserve behind it for [`without_failing`].
 pub struct HostMemory;
 
-// SAFETY: every block comes from `System` or from the reserve, which hands out disjoint parts with the asked alignment,
-// and goes back to where its address says it came from.
+// SAFETY: every block comes from `System` or from the reserve, which hands out disjoint parts with the asked
+// alignment, and goes back to where its address says it came from.
 unsafe impl GlobalAlloc for HostMemory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc`.

@@ -32,8 +32,8 @@ pub fn current_device(api: &Api) -> Result<i32> {
     Ok(device)
 }
 
-/// The device's primary context, brought to life if it is not. The reference is kept for good: the pool is there as long
-/// as the process.
+/// The device's primary context, brought to life if it is not. The reference is kept for good: the pool is
+/// there as long as the process.
 pub fn primary(api: &Api, device: i32) -> Result<Context> {
     if device < 0 || device >= super::device_count() {
         bail!(POOL_ERROR_NO_DEVICE, "there is no device {device}; the driver sees {}", super::device_count());
@@ -64,8 +64,8 @@ pub fn of(api: &Api, handle: Ctx, device: i32) -> Result<Context> {
         }
         bail!(POOL_ERROR_CONTEXT_LOST, "the current context was destroyed");
     }
-    // Asking for the primary context's handle means retaining it, so an inactive one is not asked for. The reference is kept if it is
-    // the one that is used from now on.
+    // Asking for the primary context's handle means retaining it, so an inactive one is not asked for. The
+    // reference is kept if it is the one that is used from now on.
     let mut is_primary = false;
     if !is_primary_inactive(api, device) {
         is_primary = primary(api, device)?.handle == handle;
@@ -109,7 +109,8 @@ fn id_of(api: &Api, handle: Ctx) -> Option<u64> {
 /// Whether the driver says that the context is destroyed or inactive. A failure to say is none.
 fn is_dead(api: &Api, handle: Ctx) -> bool {
     let mut version = 0;
-    // SAFETY: the pointer is to a local; the driver answers for destroyed and inactive contexts with an error.
+    // SAFETY: the pointer is to a local; the driver answers for destroyed and inactive contexts with an
+    // error.
     let result = unsafe { (api.ctx_api_version)(handle, &mut version) };
     matches!(result, code::INVALID_CONTEXT | code::CONTEXT_IS_DESTROYED)
 }

@@ -59,12 +59,12 @@ extern "C" fn in_child() {
     }
 }
 
-/// Starts to watch for fork. Called before anything is locked for the driver, so that a child does not wait for a thread that it
-/// does not have.
+/// Starts to watch for fork. Called before anything is locked for the driver, so that a child does not wait
+/// for a thread that it does not have.
 pub fn watch_for_fork() {
     if !FORK_WATCHED.swap(true, Relaxed) {
-        // SAFETY: the function is plain, never unloaded (`-z nodelete`), and only touches atomics. If there is no memory to register
-        // it, fork is found out by the driver's own answers.
+        // SAFETY: the function is plain, never unloaded (`-z nodelete`), and only touches atomics. If there
+        // is no memory to register it, fork is found out by the driver's own answers.
         unsafe {
             libc::pthread_atfork(None, None, Some(in_child));
         }

@@ -155,7 +155,8 @@ fn find() -> Result<Api> {
 
 /// A driver with a clock of its own, as the simulated one can have, is what time goes by.
 fn find_clock() {
-    // SAFETY: the library is loaded, and stays so. The simulated driver alone has the function; it answers null, or with a clock that lasts.
+    // SAFETY: the library is loaded, and stays so. The simulated driver alone has the function; it answers
+    // null, or with a clock that lasts.
     unsafe {
         let find = cudarc::driver::sys::culib()
             .get::<unsafe extern "C" fn() -> *const clock::DriverClock>(b"cudasim_clock\0");

@@ -23,18 +23,23 @@ macro_rules! table {
         }
 
         impl Api {
-            /// Looks all functions up, by names that end in a zero. `Err` names the first required one that is missing.
+            /// Looks all functions up, by names that end in a zero. `Err` names the first required one that
+            /// is missing.
             pub(super) fn load(find: impl Fn(&[u8]) -> Option<*const c_void>) -> Result<Api, &'static str> {
                 Ok(Api {
                     version: 0,
                     $($req: {
                         let found = find(concat!($req_sym, "\0").as_bytes()).ok_or($req_sym)?;
                         // SAFETY: the type is that of cuda.h for this name.
-                        unsafe { transmute::<*const c_void, unsafe extern "C" fn($($req_arg),*) -> CuResult>(found) }
+                        unsafe {
+                            transmute::<*const c_void, unsafe extern "C" fn($($req_arg),*) -> CuResult>(found)
+                        }
                     },)*
                     $($opt: find(concat!($opt_sym, "\0").as_bytes()).map(|found| {
                         // SAFETY: the type is that of cuda.h for this name.
-                        unsafe { transmute::<*const c_void, unsafe extern "C" fn($($opt_arg),*) -> CuResult>(found) }
+                        unsafe {
+                            transmute::<*const c_void, unsafe extern "C" fn($($opt_arg),*) -> CuResult>(found)
+                        }
                     }),)*
                 })
             }
@@ -82,7 +87,8 @@ table! {
         mem_map = "cuMemMap" since 10020 (u64, usize, usize, u64, u64);
         mem_unmap = "cuMemUnmap" since 10020 (u64, usize);
         mem_set_access = "cuMemSetAccess" since 10020 (u64, usize, *const CUmemAccessDesc, usize);
-        mem_granularity = "cuMemGetAllocationGranularity" since 10020 (*mut usize, *const CUmemAllocationProp, c_uint);
+        mem_granularity = "cuMemGetAllocationGranularity" since 10020
+            (*mut usize, *const CUmemAllocationProp, c_uint);
         stream_synchronize = "cuStreamSynchronize" since 2000 (Stream);
         stream_ctx = "cuStreamGetCtx" since 9020 (Stream, *mut Ctx);
         ctx_id = "cuCtxGetId" since 12000 (Ctx, *mut u64);

@@ -39,7 +39,7 @@ statuses! {
     POOL_ERROR_INVALID_POINTER => "the pointer is not the start of a live block",
     POOL_ERROR_DOUBLE_FREE => "the block has been freed already",
     POOL_ERROR_INVALID_OPTION => "an option has an unknown key, a bad value, or can no longer be changed",
-    POOL_ERROR_NOT_SUPPORTED => "the device, the driver or a limit of this library does not allow what was asked",
+    POOL_ERROR_NOT_SUPPORTED => "the device, the driver or a limit of this library does not allow it",
     POOL_ERROR_IN_USE => "the pool cannot be destroyed yet: it is in use",
     POOL_ERROR_OUT_OF_MEMORY => "no device memory could be had",
     POOL_ERROR_HOST_OUT_OF_MEMORY => "the host has no memory for the bookkeeping",

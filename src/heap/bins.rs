@@ -1,5 +1,5 @@
-//! Bins: the free extents of one stream, or the unmapped ones, by size, two levels deep, so that a place for a request is found without
-//! looking at every extent; and which of the places that hold it is taken.
+//! Bins: the free extents of one stream, or the unmapped ones, by size, two levels deep, so that a place for
+//! a request is found without looking at every extent; and which of the places that hold it is taken.
 //!
 //! A bin spans a sixteenth of a doubling; sixteen quanta and less have a bin each.
 
@@ -12,7 +12,8 @@ const ROWS: usize = 34; // Up to 2^37 quanta, more than MAX_SIZE.
 /// How many extents of one bin are looked at for the best fit. A limit, because a program may leave
 /// any number of extents of nearly one size; past it the fit is within a sixteenth of the best.
 const SCAN: usize = 48;
-/// How many extents are looked at, where none is a good fit, for the one at the lowest address; a limit for the same reason.
+/// How many extents are looked at, where none is a good fit, for the one at the lowest address; a limit for
+/// the same reason.
 const LOWEST_SCAN: usize = 24;
 
 /// The same for the largest, which only the report of an out-of-memory answer asks for.
@@ -42,14 +43,15 @@ fn after((row, step): (usize, usize)) -> (usize, usize) {
     if step + 1 < STEPS { (row, step + 1) } else { (row + 1, 0) }
 }
 
-/// How good a place is, less being better: first the good fits by length and address, then from [`FAR`] on the others by address.
+/// How good a place is, less being better: first the good fits by length and address, then from [`FAR`] on
+/// the others by address.
 pub type Rank = (u64, u64);
 /// More than any length.
 const FAR: u64 = 1 << 63;
 
-/// The rank of an extent of `whole` bytes at `off` for a request of `len`. A block smaller than a page that finds only extents of more
-/// than 2.5 times its length would break one up wherever it went: it goes to the lowest, so that those further up become idle whole.
-/// For larger blocks every fit is good.
+/// The rank of an extent of `whole` bytes at `off` for a request of `len`. A block smaller than a page that
+/// finds only extents of more than 2.5 times its length would break one up wherever it went: it goes to the
+/// lowest, so that those further up become idle whole. For larger blocks every fit is good.
 #[inline]
 fn rank(len: u64, whole: u64, off: u64) -> Rank {
     let good = len >= PAGE || whole <= len.wrapping_mul(5) / 2;
@@ -133,7 +135,8 @@ impl Bins {
         Some((row, 15u32.checked_sub(steps.leading_zeros())? as usize))
     }
 
-    /// Where `len` bytes at a multiple of `align` are best put: the extent of the least [`rank`], as far as the scan limits let it see.
+    /// Where `len` bytes at a multiple of `align` are best put: the extent of the least [`rank`], as far as
+    /// the scan limits let it see.
     pub fn best(&self, nodes: &Nodes, len: u64, align: u64) -> Option<(Rank, NodeId)> {
         let (mut bin, mut all) = (place(len), 0);
         let (mut best, mut least) = (NIL, (u64::MAX, u64::MAX));
@@ -158,8 +161,8 @@ impl Bins {
         (best != NIL).then_some((least, best))
     }
 
-    /// Whether an extent of these bins, other than `except`, is a better place for `len` bytes than one of `whole` bytes at `off`. Yes
-    /// where the scan limits are reached.
+    /// Whether an extent of these bins, other than `except`, is a better place for `len` bytes than one of
+    /// `whole` bytes at `off`. Yes where the scan limits are reached.
     #[inline]
     pub fn has_better(&self, nodes: &Nodes, len: u64, (whole, off): (u64, u64), except: NodeId) -> bool {
         let mine = rank(len, whole, off);
@@ -184,8 +187,8 @@ impl Bins {
         false
     }
 
-    /// Calls `f` with the extents of the bin of `len` bytes and of those above it, smallest first, or with those below it, largest
-    /// first, until it answers false.
+    /// Calls `f` with the extents of the bin of `len` bytes and of those above it, smallest first, or with
+    /// those below it, largest first, until it answers false.
     pub fn visit(&self, nodes: &Nodes, len: u64, above: bool, mut f: impl FnMut(NodeId) -> bool) {
         let first = place(len);
         let mut bin = first;

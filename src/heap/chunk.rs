@@ -1,7 +1,8 @@
 //! Chunks: which physical allocation is behind which offsets, and which of them are idle and can be unmapped.
 //!
 //! The heap decides and books; the calls to the driver happen between a `begin_*` and the `commit_*` or
-//! `abort_*` that follows, while the range is [`Kind::Busy`] and nobody else's. Where to map is in [`super::growth`].
+//! `abort_*` that follows, while the range is [`Kind::Busy`] and nobody else's. Where to map is in
+//! [`super::growth`].
 
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
 use super::pages::PageTable;
@@ -96,7 +97,8 @@ impl Chunks {
         }
     }
 
-    /// Whether a chunk lies wholly in the range, all of which is mapped: the first that it touches, or else the next.
+    /// Whether a chunk lies wholly in the range, all of which is mapped: the first that it touches, or else
+    /// the next.
     pub(super) fn has_whole(&self, pages: &PageTable, off: u64, len: u64) -> bool {
         let end = off + len;
         let mut at = off;
@@ -127,8 +129,8 @@ impl Chunks {
     }
 }
 
-/// How many chunks in a row may be refused, or extents be incomplete, before a list is left; a limit on the work of one
-/// rung of the ladder.
+/// How many chunks in a row may be refused, or extents be incomplete, before a list is left; a limit on the
+/// work of one rung of the ladder.
 const CHUNK_SCAN: u32 = 1024;
 
 /// Where [`Heap::collect_idle`] is in one list.
@@ -232,11 +234,11 @@ impl Heap {
         Ok(())
     }
 
-    /// Collects idle chunks, least recently used first, until they sum up to `wanted` bytes: chunks wholly inside
-    /// free extents and complete on the device. `done` tells how far each stream has got, and
-    /// `spared` are extents that lie side by side and are to be left alone. Returns the bytes collected. `take` decides about
-    /// each chunk. Where it refuses many in a row, or many extents in a row are incomplete, the rest of their list is
-    /// left out, except that all that is complete is found where everything is wanted.
+    /// Collects idle chunks, least recently used first, until they sum up to `wanted` bytes: chunks wholly
+    /// inside free extents and complete on the device. `done` tells how far each stream has got, and `spared`
+    /// are extents that lie side by side and are to be left alone. Returns the bytes collected. `take`
+    /// decides about each chunk. Where it refuses many in a row, or many extents in a row are incomplete, the
+    /// rest of their list is left out, except that all that is complete is found where everything is wanted.
     pub fn collect_idle(
         &self,
         wanted: u64,
@@ -384,7 +386,8 @@ impl Heap {
         Ok(middle)
     }
 
-    /// The chunk was unmapped: its range is unmapped address space. Where the region is this one chunk, the region is gone.
+    /// The chunk was unmapped: its range is unmapped address space. Where the region is this one chunk, the
+    /// region is gone.
     pub fn commit_unmap(&mut self, busy: NodeId, chunk: u32) {
         self.defer_unmap(busy, chunk);
         let Node { off, prev, next, .. } = *self.nodes.get(busy);
@@ -397,7 +400,8 @@ impl Heap {
         }
     }
 
-    /// The chunk is no use any more, but its range is not unmapped yet: it stays busy until [`Heap::finish_unmap`].
+    /// The chunk is no use any more, but its range is not unmapped yet: it stays busy until
+    /// [`Heap::finish_unmap`].
     pub fn defer_unmap(&mut self, busy: NodeId, chunk: u32) {
         self.end_busy(busy);
         let Node { len, off, .. } = *self.nodes.get(busy);

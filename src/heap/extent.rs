@@ -39,8 +39,8 @@ impl Heap {
         }
     }
 
-    /// The extent freed last, if it is of `len` bytes and just where a search would put a request of `len` bytes once the extent has
-    /// coalesced. So keeping it apart saves time, and changes nothing else.
+    /// The extent freed last, if it is of `len` bytes and just where a search would put a request of `len`
+    /// bytes once the extent has coalesced. So keeping it apart saves time, and changes nothing else.
     #[inline]
     pub(super) fn take_last_freed(&mut self, stream: StreamId, len: u64) -> Option<NodeId> {
         let queue = self.queues.get(stream as usize)?;
@@ -170,7 +170,8 @@ impl Heap {
         self.nodes.at(id).flags = flags;
         if let Some(queue) = self.queues.get_mut(stream as usize) {
             let list = queue.age_list(flags);
-            // The list stays in order of age, so an extent that comes late counts as being as young as the last.
+            // The list stays in order of age, so an extent that comes late counts as being as young as the
+            // last.
             let youngest = if list.tail == NIL { 0 } else { self.nodes.get(list.tail).seq };
             self.nodes.at(id).seq = seq.max(youngest);
             list.push_back(&mut self.nodes, id);
@@ -343,5 +344,6 @@ impl Heap {
     }
 }
 
-/// How many extents [`Heap::coalesce_across_streams`] looks at in each age list; a limit on the work of one miss.
+/// How many extents [`Heap::coalesce_across_streams`] looks at in each age list; a limit on the work of one
+/// miss.
 const COALESCE_SCAN: usize = 256;

@@ -1,5 +1,6 @@
-//! The fast path: a request that the stream's own slab or the extent it freed last serves, and the free that puts it
-//! back. Everything else is answered with "no" and goes the general way, which does the same and more.
+//! The fast path: a request that the stream's own slab or the extent it freed last serves, and the free that
+//! puts it back. Everything else is answered with "no" and goes the general way, which does the same and
+//! more.
 //!
 //! The budget is the time of one uncontended mutex for each of the two; `make bench` has the figures.
 

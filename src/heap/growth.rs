@@ -1,7 +1,8 @@
 //! Growth: where to map memory so that a request fits.
 //!
-//! A request may lie across free and unmapped extents in any order, so that what is left between survivors is used in place; the plan
-//! with the least to map is taken. Between planning and booking these extents are busy, and nobody else's.
+//! A request may lie across free and unmapped extents in any order, so that what is left between survivors is
+//! used in place; the plan with the least to map is taken. Between planning and booking these extents are
+//! busy, and nobody else's.
 
 use super::chunk::Chunk;
 use super::node::{Kind, NIL, Node, NodeId, SHARED, StreamId};
@@ -36,7 +37,8 @@ pub struct Growth {
 }
 
 impl Heap {
-    /// The place where the least memory need be mapped so that `stream` can have `len` bytes at a multiple of `align`.
+    /// The place where the least memory need be mapped so that `stream` can have `len` bytes at a multiple of
+    /// `align`.
     pub fn plan_growth(
         &self,
         stream: StreamId,
@@ -45,12 +47,13 @@ impl Heap {
     ) -> Result<Option<Growth>, NoHostMemory> {
         let align = align.max(QUANTUM);
         let mut best = (u64::MAX, u64::MAX, NIL);
-        // Those that are large enough come first, smallest first, so that where there are many one is soon found that serves; then
-        // those that need what lies beside them, largest first.
+        // Those that are large enough come first, smallest first, so that where there are many one is soon
+        // found that serves; then those that need what lies beside them, largest first.
         for above in [true, false] {
             let mut seen = 0;
             self.unmapped.visit(&self.nodes, len, above, |unmapped| {
-                // Candidates: the request begins at the start of one of the extents before it that are free or unmapped.
+                // Candidates: the request begins at the start of one of the extents before it that are free
+                // or unmapped.
                 let (mut first, mut steps) = (unmapped, 0);
                 loop {
                     if let Some((need, start)) = self.measure(first, stream, len, align)
@@ -137,8 +140,8 @@ impl Heap {
         Ok(plan)
     }
 
-    /// Takes what is planned out of the lists. The plan must be from the same hold of the lock, and at most `chunks` chunks will
-    /// fill it. Afterwards [`Heap::commit_map`] or [`Heap::abort_map`] needs no memory.
+    /// Takes what is planned out of the lists. The plan must be from the same hold of the lock, and at most
+    /// `chunks` chunks will fill it. Afterwards [`Heap::commit_map`] or [`Heap::abort_map`] needs no memory.
     pub fn begin_map(&mut self, plan: &mut Growth, chunks: usize) -> Result<(), NoHostMemory> {
         self.nodes.reserve(plan.parts.len() * 2)?;
         for part in &plan.parts {
@@ -173,8 +176,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Books chunks (offset, length and token) that fill all parts, and joins these to the free extents of the plan. The memory is
-    /// everyone's, or `stream`'s if one of those extents is not everyone's.
+    /// Books chunks (offset, length and token) that fill all parts, and joins these to the free extents of
+    /// the plan. The memory is everyone's, or `stream`'s if one of those extents is not everyone's.
     pub fn commit_map(
         &mut self,
         plan: &Growth,
@@ -216,8 +219,8 @@ impl Heap {
         }
     }
 
-    /// The growth failed, but its parts cannot be used: the free extents are what they were, the parts stay busy until
-    /// [`Heap::finish_unmap`].
+    /// The growth failed, but its parts cannot be used: the free extents are what they were, the parts stay
+    /// busy until [`Heap::finish_unmap`].
     pub fn return_frees(&mut self, plan: &Growth) {
         self.chunks.break_promise(plan.promised);
         for id in &plan.frees {

@@ -60,8 +60,8 @@ pub mod block_flags {
     pub const OWN_ALLOCATION: u8 = 4;
 }
 
-/// Flag of extents in a slab page, which serves slabs only. Slabs live long and are small; wherever they like they would keep
-/// a page each from becoming idle.
+/// Flag of extents in a slab page, which serves slabs only. Slabs live long and are small; wherever they like
+/// they would keep a page each from becoming idle.
 const SLAB_PAGE: u8 = 0x80;
 /// Flag of free extents in which a whole chunk lies, as they were when they were listed.
 const HOLDS_CHUNK: u8 = 0x40;
@@ -123,8 +123,8 @@ struct Queue {
     /// The extent freed last, if it has not coalesced yet, and its length.
     last_freed: NodeId,
     last_freed_len: u64,
-    /// For each size class the slabs with room, and the last of them: only that one can be wholly free, because a slab is kept
-    /// when it becomes so only if it is alone, and others are put before it.
+    /// For each size class the slabs with room, and the last of them: only that one can be wholly free,
+    /// because a slab is kept when it becomes so only if it is alone, and others are put before it.
     slabs: [u32; CLASSES],
     last_slabs: [u32; CLASSES],
     /// Slabs of any fill.
@@ -295,7 +295,8 @@ impl Heap {
         Ok(self.take_extent(stream, len, align.max(QUANTUM))?.map(|id| self.hand_out(id, info)))
     }
 
-    /// The extent that a request needs where nothing idle serves it, and its alignment: for a small one a page for its slab.
+    /// The extent that a request needs where nothing idle serves it, and its alignment: for a small one a
+    /// page for its slab.
     pub fn extent_for(len: u64, align: u64) -> Option<(u64, u64)> {
         if len <= MAX_SMALL && align <= UNIT {
             return Some((PAGE, PAGE));
@@ -487,7 +488,8 @@ impl Heap {
         largest(stream).max(largest(SHARED))
     }
 
-    /// Checks every invariant of the heap; panics where one does not hold. For tests, and after a caught panic.
+    /// Checks every invariant of the heap; panics where one does not hold. For tests, and after a caught
+    /// panic.
     pub fn validate(&self) {
         validate::validate(self);
     }

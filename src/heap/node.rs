@@ -25,7 +25,8 @@ pub enum Kind {
     Unmapped,
     /// Idle memory, in the bins of its stream.
     Free,
-    /// Idle memory, the last that its stream freed, in no bin: it coalesces when the stream's next call wants something else.
+    /// Idle memory, the last that its stream freed, in no bin: it coalesces when the stream's next call wants
+    /// something else.
     LastFreed,
     /// A block in a caller's hands.
     Used,

@@ -38,7 +38,8 @@ pub const fn class_size(class: usize) -> u64 {
     (class as u64).saturating_add(1).saturating_mul(UNIT)
 }
 
-/// Blocks in a slab of the class: at least 64 KiB, and as many as make the slab a whole number of quanta, so that it has no tail.
+/// Blocks in a slab of the class: at least 64 KiB, and as many as make the slab a whole number of quanta, so
+/// that it has no tail.
 pub const fn slab_blocks(class: usize) -> u64 {
     let size = class_size(class);
     // size / UNIT times the count must be a multiple of QUANTUM / UNIT = 8.

@@ -1,8 +1,8 @@
 //! Slabs: extents cut into equal blocks of one size class, for small blocks.
 //!
-//! A slab belongs to one stream. A block freed there is that stream's again at once; a block freed
-//! elsewhere waits as pending and returns to its slab once the device has got past its free. A slab that is wholly
-//! free coalesces again, except for one of each class that the stream keeps. Slabs share pages of their own.
+//! A slab belongs to one stream. A block freed there is that stream's again at once; a block freed elsewhere
+//! waits as pending and returns to its slab once the device has got past its free. A slab that is wholly free
+//! coalesces again, except for one of each class that the stream keeps. Slabs share pages of their own.
 
 use super::node::{Kind, NIL, Node, NodeId, StreamId};
 use super::size::{MAX_SLAB_BLOCKS, QUANTUM, UNIT, class_of, class_size, slab_blocks};

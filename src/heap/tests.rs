@@ -115,7 +115,8 @@ fn pick(live: &BTreeMap<u64, u64>, which: usize) -> Option<(u64, u64)> {
     live.iter().nth(at).map(|(off, len)| (*off, *len))
 }
 
-/// What the device may still be doing: for each freed range the stream it was freed on ([`SHARED`]: device order) and when.
+/// What the device may still be doing: for each freed range the stream it was freed on ([`SHARED`]: device
+/// order) and when.
 #[derive(Default)]
 struct Device {
     freed: Vec<(u64, u64, StreamId, u64)>,

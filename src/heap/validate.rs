@@ -1,6 +1,7 @@
 //! The heap's invariants, checked from the records alone: the main test of everything in this module.
 //!
-//! It panics where an invariant does not hold. In the library it runs only after a panic was caught, and inside a catch of its own.
+//! It panics where an invariant does not hold. In the library it runs only after a panic was caught, and
+//! inside a catch of its own.
 #![allow(clippy::indexing_slicing, clippy::expect_used)]
 
 use super::node::{AgeList, Kind, NIL, SHARED, StreamId};

@@ -268,7 +268,8 @@ pub fn use_on_stream(address: u64, stream: u64) -> Result<()> {
         if context != arena.mapper.context.handle {
             bail!(
                 POOL_ERROR_NOT_SUPPORTED,
-                "the stream is of another context than the block; order that use with an event before the block is freed"
+                "the stream is of another context than the block; order that use with an event before the \
+                 block is freed"
             );
         }
     }

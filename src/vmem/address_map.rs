@@ -1,8 +1,9 @@
 //! AddressMap: the translation between the heap's offsets and device addresses.
 //!
-//! The reserved range, if there is one, is region 0. Each `cuMemAlloc` chunk gets slots of offsets of its own, congruent to its
-//! address modulo 1 GiB, so that what is aligned in offsets is aligned in addresses; slots of different chunks never touch, so nothing
-//! coalesces across them. Slots come in runs of powers of two, and are used again by chunks that need as many.
+//! The reserved range, if there is one, is region 0. Each `cuMemAlloc` chunk gets slots of offsets of its
+//! own, congruent to its address modulo 1 GiB, so that what is aligned in offsets is aligned in addresses;
+//! slots of different chunks never touch, so nothing coalesces across them. Slots come in runs of powers of
+//! two, and are used again by chunks that need as many.
 //!
 //! No operation looks at more than a few of the chunks: a program may have any number of them.
 
@@ -28,13 +29,15 @@ struct Region {
 /// See the module.
 pub struct AddressMap {
     range: Option<Range>,
-    /// By address, in blocks of which none is empty, so that one comes and goes without all others being moved.
+    /// By address, in blocks of which none is empty, so that one comes and goes without all others being
+    /// moved.
     blocks: Vec<Vec<Region>>,
     /// An empty block, for the next one that is cut in two.
     spare: Vec<Region>,
     /// For each slot past the range, the chunk address minus its offset, wrapping.
     deltas: Vec<u64>,
-    /// First slots of the runs of `1 << kind` slots that are not in use, and how many such runs there are in all.
+    /// First slots of the runs of `1 << kind` slots that are not in use, and how many such runs there are in
+    /// all.
     vacant: [Vec<u64>; KINDS],
     runs: [usize; KINDS],
 }
@@ -80,7 +83,8 @@ impl AddressMap {
         (inside < region.len).then_some((region.off + inside, region.off))
     }
 
-    /// The block that a chunk at `address` belongs in, and where in it: behind all that begin at or below the address.
+    /// The block that a chunk at `address` belongs in, and where in it: behind all that begin at or below the
+    /// address.
     fn place(&self, address: u64) -> (usize, usize) {
         let starts_below = |block: &Vec<Region>| block.first().is_some_and(|r| r.address <= address);
         let at = self.blocks.partition_point(starts_below).saturating_sub(1);
@@ -121,7 +125,8 @@ impl AddressMap {
         }
     }
 
-    /// Makes room for one more chunk, so that [`AddressMap::add`] for `len` bytes needs no memory, and removing it neither.
+    /// Makes room for one more chunk, so that [`AddressMap::add`] for `len` bytes needs no memory, and
+    /// removing it neither.
     pub fn reserve(&mut self, len: u64) -> Result<(), NoHostMemory> {
         let kind = kind(len);
         let (Some(vacant), Some(runs)) = (self.vacant.get_mut(kind), self.runs.get(kind)) else {
@@ -158,7 +163,8 @@ impl AddressMap {
                 *delta = address.wrapping_sub(off);
             }
         }
-        // Behind one of the same address: that one is being given back, and the driver was faster than its booking.
+        // Behind one of the same address: that one is being given back, and the driver was faster than its
+        // booking.
         let (mut block, mut at) = self.place(address);
         if self.blocks.get(block).is_some_and(|b| b.len() >= BLOCK) {
             let mut upper = core::mem::take(&mut self.spare);

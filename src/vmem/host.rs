@@ -1,7 +1,9 @@
-//! Host memory mapped to the device through the virtual memory calls: the last resort of a request, in an address range of its own.
+//! Host memory mapped to the device through the virtual memory calls: the last resort of a request, in an
+//! address range of its own.
 //!
-//! `cuMemCreate` takes the location `HOST_NUMA` from 12.2 and `HOST` from 13.0; the device attributes say whether they can be mapped
-//! (`cuda.h`, `CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED` and its neighbours).
+//! `cuMemCreate` takes the location `HOST_NUMA` from 12.2 and `HOST` from 13.0; the device attributes say
+//! whether they can be mapped (`cuda.h`, `CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`
+//! and its neighbours).
 
 use super::vmm::properties;
 use super::{Calls, ChunkOp, Mapper, UndoFailure};
@@ -24,7 +26,8 @@ fn attribute(api: &Api, attribute: u32, device: i32) -> Option<i32> {
     (unsafe { (api.device_attribute)(&mut value, attribute, device) } == code::SUCCESS).then_some(value)
 }
 
-/// Where host memory that the device can map is, if the driver has such: near the device rather than anywhere.
+/// Where host memory that the device can map is, if the driver has such: near the device rather than
+/// anywhere.
 fn host_location(api: &Api, device: i32) -> Option<CUmemLocation> {
     let has = |what, since| api.version >= since && attribute(api, what, device).is_some_and(|v| v != 0);
     let node = attribute(api, ATTRIBUTE_NUMA_ID, device).filter(|node| *node >= 0);
@@ -38,8 +41,8 @@ fn host_location(api: &Api, device: i32) -> Option<CUmemLocation> {
 }
 
 impl Mapper {
-    /// Creates a chunk of host memory, its length a multiple of [`super::PAGE`], and maps it for the device at a multiple of `align`. On failure
-    /// nothing is left but what [`ChunkOp::left`] says.
+    /// Creates a chunk of host memory, its length a multiple of [`super::PAGE`], and maps it for the device
+    /// at a multiple of `align`. On failure nothing is left but what [`ChunkOp::left`] says.
     pub fn create_on_host(&self, api: &Api, op: &mut ChunkOp, align: u64, calls: &mut Calls) -> Result<()> {
         let device = self.context.device;
         let Some(at) = host_location(api, device) else {
@@ -84,7 +87,8 @@ impl Mapper {
         })
     }
 
-    /// Unmaps such memory and gives it back, addresses and all. No work on the device may use it any more. On failure it stays mapped.
+    /// Unmaps such memory and gives it back, addresses and all. No work on the device may use it any more. On
+    /// failure it stays mapped.
     pub fn discard_host(&self, api: &Api, op: &mut ChunkOp, calls: &mut Calls) -> Result<()> {
         let mut vmm = self.vmm(api, calls);
         check(api, vmm.unmap(op.from, op.len), "cuMemUnmap")?;

@@ -1,10 +1,11 @@
 //! The arena's mechanism: physical chunks and the addresses they are mapped at, through the driver.
 //!
-//! Every operation is a transaction: what fails is undone in reverse, and the outcome says what is mapped where. Which
-//! chunks to make, move and return is decided above; nothing here is called with a lock held.
+//! Every operation is a transaction: what fails is undone in reverse, and the outcome says what is mapped
+//! where. Which chunks to make, move and return is decided above; nothing here is called with a lock held.
 //!
-//! There are two kinds of chunk behind one interface: handles mapped into one reserved range of addresses, and plain
-//! `cuMemAlloc` memory wherever the driver puts it. Above, both are offsets; [`address_map::AddressMap`] translates.
+//! There are two kinds of chunk behind one interface: handles mapped into one reserved range of addresses,
+//! and plain `cuMemAlloc` memory wherever the driver puts it. Above, both are offsets;
+//! [`address_map::AddressMap`] translates.
 
 pub mod address_map;
 mod host;

@@ -1,8 +1,9 @@
 //! Chunks as handles of the virtual memory calls, mapped into the arena's range.
 //!
-//! Rules of the driver that this file lives by (`cuda.h`, group CUDA_VA): a handle is mapped whole, at offset 0, and unmapped
-//! whole; a mapping has no access until it is set; an unmap does not wait for the device, so nothing may use the
-//! range any more; a handle's memory is gone when neither references nor mappings are left. None of them needs a context.
+//! Rules of the driver that this file lives by (`cuda.h`, group CUDA_VA): a handle is mapped whole, at offset
+//! 0, and unmapped whole; a mapping has no access until it is set; an unmap does not wait for the device, so
+//! nothing may use the range any more; a handle's memory is gone when neither references nor mappings are
+//! left. None of them needs a context.
 
 use super::PAGE;
 use super::{Calls, ChunkOp, Mapper, Range, UndoFailure, Unreclaimable};
@@ -17,8 +18,8 @@ use cudarc::driver::sys::{
 const ATTRIBUTE_VMM: u32 = 102;
 /// Alignment of the range, so that offsets in it are aligned as their addresses are.
 const RANGE_ALIGN: u64 = 1 << 30;
-/// How much larger than the device the range is, largest first. Remapping uses addresses up faster than memory, and small
-/// boards refuse large ranges.
+/// How much larger than the device the range is, largest first. Remapping uses addresses up faster than
+/// memory, and small boards refuse large ranges.
 const RANGE_FACTORS: [u64; 3] = [8, 4, 2];
 
 fn location(device: i32) -> CUmemLocation {
@@ -156,9 +157,9 @@ impl Mapper {
         Vmm { api, device: self.context.device, calls }
     }
 
-    /// Maps every chunk where it is to go: creates those without a handle, unmaps those that are mapped elsewhere. All or nothing:
-    /// on failure new memory is returned and moved chunks are back where they were. What of that the driver refuses is in
-    /// [`ChunkOp::left`].
+    /// Maps every chunk where it is to go: creates those without a handle, unmaps those that are mapped
+    /// elsewhere. All or nothing: on failure new memory is returned and moved chunks are back where they
+    /// were. What of that the driver refuses is in [`ChunkOp::left`].
     pub fn place(&self, api: &Api, ops: &mut [ChunkOp], calls: &mut Calls) -> Result<()> {
         let mut vmm = self.vmm(api, calls);
         // Creation first: it is what fails when the device is full, and nothing has been moved yet.
@@ -174,7 +175,8 @@ impl Mapper {
         Err(crate::driver::status_of(api, result, call))
     }
 
-    /// Unmaps chunks and gives their memory back. Stops at the first that stays mapped; returns how many do not.
+    /// Unmaps chunks and gives their memory back. Stops at the first that stays mapped; returns how many do
+    /// not.
     pub fn discard(&self, api: &Api, ops: &mut [ChunkOp], calls: &mut Calls) -> (usize, Result<()>) {
         let mut vmm = self.vmm(api, calls);
         let mut gone = 0;
@@ -262,7 +264,8 @@ impl Vmm<'_> {
         Ok(())
     }
 
-    /// Maps all chunks where they are to go and allows access; on failure none is mapped there and moved ones are restored.
+    /// Maps all chunks where they are to go and allows access; on failure none is mapped there and moved ones
+    /// are restored.
     fn map_all(&mut self, ops: &mut [ChunkOp]) -> Option<(CuResult, &'static str)> {
         let mut mapped = 0usize;
         let mut failed = None;

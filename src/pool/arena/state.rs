@@ -314,7 +314,8 @@ impl State {
         fail(
             Status::POOL_ERROR_INVALID_POINTER,
             format_args!(
-                "{address:#x} lies {} bytes into the live block of {} bytes at {:#x}{}{}{}, and is not its start",
+                "{address:#x} lies {} bytes into the live block of {} bytes at {:#x}{}{}{}, and is not its \
+                 start",
                 off - block.off,
                 block.info.requested,
                 self.addresses.address(block.off),

@@ -216,8 +216,8 @@ impl Display for OomInfo {
     fn fmt(&self, f: &mut Formatter<'_>) -> core::fmt::Result {
         write!(
             f,
-            "out of memory: {} bytes were requested on device {}; the pool holds {} (live {}, cached {}, pending {}, \
-             overhead {}; largest free extent {}; limit ",
+            "out of memory: {} bytes were requested on device {}; the pool holds {} (live {}, cached {}, \
+             pending {}, overhead {}; largest free extent {}; limit ",
             self.requested,
             self.device,
             self.reserved,
