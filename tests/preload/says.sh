@@ -81,9 +81,9 @@ for folder in "$alone/"$'lat\xe9' "$alone/$long/$long/$long"; do
     check "the pool beside the shim, ${#folder} letters" "cudapool_preload: guard mode, with $alone/*" \
         -- "${on_driver[@]}" LD_PRELOAD="$folder/${shim##*/}" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 done
-check "without the pool's library" "cudapool_preload: the pool cannot be had: *libcudapool.so*" \
+check "without the pool's library" "cudapool_preload: the pool's library cannot be used: *libcudapool.so*" \
     -- "${on_driver[@]}" LD_PRELOAD="$alone/libcudapool_preload.so" "$directory/lonely" dlsym 100 0
-check "without the pool's library in pool mode" "cudapool_preload: the pool cannot be had: *libcudapool.so*" \
+check "without the pool's library in pool mode" "cudapool_preload: the pool's library cannot be used: *libcudapool.so*" \
     -- "${on_driver[@]}" LD_PRELOAD="$alone/libcudapool_preload.so" CUDAPOOL_PRELOAD=pool "$directory/lonely_direct" direct 100 0
 check "the pool's limit holds for the program" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=limit:1GiB "$directory/lonely" dlsym 2048 2
