@@ -61,7 +61,7 @@ check "nothing is said by default" \
 check "a line at the first use (guard)" "cudapool_preload: guard mode, with $beside/libcudapool.so and $driver/libcuda.so.1" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "a line at the first use (pool), and the pool's own" \
-    "cudapool_preload: pool mode, with $beside/libcudapool.so and $driver/libcuda.so.1" "*device 0: an arena *" \
+    "cudapool_preload: pool mode, with $beside/libcudapool.so and $driver/libcuda.so.1" "*device 0: the pool has begun, on *" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 1 0
 check "nothing is said in off mode" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=off CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
@@ -93,7 +93,7 @@ check "and what stays below it is served" \
 # One line for each rescue, and one for the first use.
 said=$(LD_LIBRARY_PATH="$driver:$beside" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/guard" dlsym rescued 2>&1 |
     grep '^cudapool_preload: ' | sed 's/[0-9]\{4,\}/N/g' | sort | uniq -c | sort -rn)
-if [[ $(grep -c ', refused for memory, was rescued: the pool gave back N bytes$' <<<"$said") -ge 12 && $(wc -l <<<"$said") -eq \
+if [[ $(grep -c ', refused for memory, was rescued: the pool gave back [0-9.]* [KMG]iB$' <<<"$said") -ge 12 && $(wc -l <<<"$said") -eq \
     $(($(grep -c ' was rescued: ' <<<"$said") + 1)) && $said == *"1 cudapool_preload: guard mode, with "* ]]; then
     printf 'ok      a line for each rescue\n'
     passed=$((passed + 1))
