@@ -82,7 +82,7 @@ c-tests: c-tests-build ## Build and run the C and C++ consumers on the simulated
 
 c-tests-build: lib sim $(c_tests)
 
-c_test_headers := $(wildcard c-tests/*.h) include/cudapool.h sim/include/cudasim.h
+c_test_headers := $(wildcard c-tests/*.h sim/include/*.h) include/cudapool.h
 
 # dlopen.cpp alone is not linked with the library: it opens it at run time.
 link_lib := -Ltarget/release -lcudapool
