@@ -6,7 +6,8 @@
  * NULL or "*" all calls. Functions that return int answer 0 or a CUresult; an unknown name or device is an error.
  *
  * Environment, read at first use: CUDASIM_MEMORY, CUDASIM_DEVICES, CUDASIM_DRIVER_VERSION, CUDASIM_NO_VMM,
- * CUDASIM_FAIL, CUDASIM_LATENCY, CUDASIM_LOG, CUDASIM_MISUSE, CUDASIM_FREE_WAITS; sim/src/knobs.rs describes each.
+ * CUDASIM_FAIL, CUDASIM_LATENCY, CUDASIM_CLOCK, CUDASIM_LOG, CUDASIM_MISUSE, CUDASIM_FREE_WAITS; sim/src/knobs.rs
+ * describes each.
  */
 #ifndef CUDASIM_H
 #define CUDASIM_H
@@ -81,6 +82,42 @@ int cudasim_spin(struct CUstream_st *stream, uint64_t microseconds);
  * that cannot be written by then is reported and loses the context (700).
  */
 int cudasim_poke(struct CUstream_st *stream, uint64_t dptr, uint32_t value, uint64_t count, uint64_t delay_us);
+
+/*
+ * Virtual time. It starts at 0 and passes only while every thread that takes part sleeps: then it jumps to the moment
+ * at which the first of them is to go on, and that one goes on alone. The streams take part while they have work, and
+ * each thread of the program from its first call of the driver to its end. All times of this driver go by it: work,
+ * latencies, events; a query that answers "not ready" takes 1 us. If it cannot go on, a report says who sleeps.
+ *
+ * CUDASIM_CLOCK=virtual switches it on, or this call before the first use of the driver; 0, or a code if that is over.
+ */
+int cudasim_use_virtual_clock(void);
+
+/* The time, and sleeping: by the virtual clock, if it is on, else by the host's. */
+uint64_t cudasim_now_ns(void);
+void cudasim_sleep_ns(uint64_t ns);
+
+/*
+ * A thread that waits otherwise than by this clock (in pthread_join, at a pipe) holds time up. It can leave before that
+ * and enter again afterwards; any call of the driver enters too. `expect` keeps a place for a thread that is about to be
+ * started, so that no time passes until it takes the place by `enter`. Entering twice is the same as once. These do
+ * nothing without the virtual clock.
+ */
+void cudasim_thread_expect(void);
+void cudasim_thread_enter(void);
+void cudasim_thread_leave(void);
+
+/*
+ * The virtual clock for who has to wait by it; NULL if it is off. `wait` sleeps until somebody calls `wake` with the
+ * word, or it is `until` (UINT64_MAX: no end); not at all if the word is not `seen`; it may end early. Who is woken goes
+ * on before time does.
+ */
+struct cudasim_clock {
+  uint64_t (*now)(void);
+  void (*wait)(const uint32_t *word, uint32_t seen, uint64_t until);
+  void (*wake)(const uint32_t *word);
+};
+const struct cudasim_clock *cudasim_clock(void);
 
 #ifdef __cplusplus
 }

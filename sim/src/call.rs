@@ -4,11 +4,9 @@
 //! `exports!` turns lines such as `fn cuMemFree_v2(ptr: u64) => classic::free(ptr);` into exported functions and
 //! collects them in the module's `TABLE`, from which symbol lookup, counting and the knobs find them by name.
 
-use crate::code;
-use crate::{knobs, lifecycle, report};
+use crate::{clock, code, knobs, lifecycle, report};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
 
 /// `Err` carries the driver's result code.
 pub type Res<T = ()> = Result<T, i32>;
@@ -111,6 +109,8 @@ pub const FAILING: u32 = 2;
 pub const TOO_NEW: u32 = 4;
 /// The time that the call takes is counted.
 pub const TIMED: u32 = 8;
+/// The thread that makes the call takes part in the virtual clock.
+pub const CLOCKED: u32 = 16;
 
 impl Call {
     pub const fn new(name: &'static str) -> Call {
@@ -185,7 +185,10 @@ pub fn enter(call: &'static Call, needs_init: bool, body: impl FnOnce() -> Res) 
 
 #[cold]
 fn enter_special(call: &'static Call, special: u32, needs_init: bool, body: impl FnOnce() -> Res) -> i32 {
-    let start = Instant::now();
+    if special & CLOCKED != 0 {
+        clock::enrol();
+    }
+    let start = clock::now();
     let timed = (special & TIMED != 0).then(thread_ns);
     let result = if special & TOO_NEW != 0 {
         code::NOT_SUPPORTED
@@ -195,9 +198,12 @@ fn enter_special(call: &'static Call, special: u32, needs_init: bool, body: impl
             _ => guarded(call, needs_init, body),
         }
     };
+    if special & CLOCKED != 0 && result == code::NOT_READY {
+        clock::pass_query();
+    }
     if special & SLOW != 0 {
         let nanoseconds = call.latency_ns.load(Ordering::Relaxed);
-        knobs::pass_time(start, std::time::Duration::from_nanos(nanoseconds));
+        clock::sleep_until(start.saturating_add(nanoseconds));
     }
     if let Some(before) = timed {
         call.spent_ns.fetch_add(thread_ns().saturating_sub(before), Ordering::Relaxed);

@@ -6,7 +6,7 @@
 use crate::call::Entry;
 use crate::stream::StreamArg;
 use crate::work::Work;
-use crate::{code, device, event, knobs, memory, report, stream, vmm};
+use crate::{clock, code, device, event, knobs, memory, report, stream, vmm};
 use std::ffi::{c_char, CStr};
 
 /// The tables of all modules with exports.
@@ -185,14 +185,23 @@ pub extern "C" fn cudasim_live_events() -> u64 {
     event::live()
 }
 
+/// Who submits work takes part in the virtual clock.
+fn take_part() {
+    if clock::is_virtual() {
+        clock::enrol();
+    }
+}
+
 /// Work that keeps the stream busy for that long.
 #[no_mangle]
 pub extern "C" fn cudasim_spin(stream: usize, microseconds: u64) -> i32 {
+    take_part();
     answer(stream::launch(StreamArg::legacy(stream), Work::Spin { microseconds }))
 }
 
 /// Like a kernel: waits, then writes `value` to `count` 32-bit words at `address`, checked when it runs.
 #[no_mangle]
 pub extern "C" fn cudasim_poke(stream: usize, address: u64, value: u32, count: u64, delay_us: u64) -> i32 {
+    take_part();
     answer(stream::launch(StreamArg::legacy(stream), Work::Poke { address, value, count, delay_us }))
 }

@@ -8,9 +8,8 @@ use crate::registry::{Found, Registry};
 use crate::stream::{self, Stream, StreamArg, Ticket};
 use crate::sync::lock;
 use crate::work::Work;
-use crate::{code, report};
+use crate::{clock, code, report};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
 
 const BLOCKING_SYNC: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
@@ -21,11 +20,11 @@ const EXTERNAL: u32 = 1;
 
 /// When a recorded event was reached.
 #[derive(Default)]
-pub struct Stamp(OnceLock<Instant>);
+pub struct Stamp(OnceLock<u64>);
 
 impl Stamp {
     pub fn set(&self) {
-        let _ = self.0.set(Instant::now());
+        let _ = self.0.set(clock::now());
     }
 }
 
@@ -294,11 +293,8 @@ fn elapsed(out: Out<f32>, start: usize, end: usize) -> Res {
         }
     };
     let (start, end) = (time(&start)?, time(&end)?);
-    let milliseconds = match end.checked_duration_since(start) {
-        Some(after) => after.as_secs_f32() * 1e3,
-        None => -(start - end).as_secs_f32() * 1e3,
-    };
-    out.put(milliseconds)
+    let nanoseconds = i128::from(end) - i128::from(start);
+    out.put(nanoseconds as f32 / 1e6)
 }
 
 exports! {

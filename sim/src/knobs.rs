@@ -8,16 +8,16 @@
 //! | `CUDASIM_NO_VMM` | 1: no virtual memory management (attribute 102 is 0, its calls answer 801) |
 //! | `CUDASIM_FAIL` | `cuMemMap:3=2`: the third call answers 2; `:3+=2`: from then on; several by comma |
 //! | `CUDASIM_LATENCY` | `cuMemCreate=30us,...`: how long calls take at least (ns, us, ms) |
+//! | `CUDASIM_CLOCK` | `virtual`: time passes only while all threads sleep (default `host`) |
 //! | `CUDASIM_LOG` | file that reports are appended to |
 //! | `CUDASIM_MISUSE` | `report`: misuse of a dead handle answers 400 instead of ending the process |
 //! | `CUDASIM_FREE_WAITS` | 0: `cuMemFree` does not wait for the context's work (default 1: it does) |
 
-use crate::call::{Entry, FAILING, TOO_NEW};
+use crate::call::{Entry, CLOCKED, FAILING, TOO_NEW};
 use crate::sync::lock;
-use crate::{control, report};
+use crate::{clock, control, report};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::time::{Duration, Instant};
 
 /// The settings that do not change after first use.
 pub struct Fixed {
@@ -150,7 +150,13 @@ pub fn fixed() -> &'static Fixed {
                 }
             }
         }
+        clock::decide(number("CUDASIM_CLOCK", false, |text| match text {
+            "host" => Some(false),
+            "virtual" => Some(true),
+            _ => None,
+        }));
         for entry in control::all_exports() {
+            entry.call.mark(CLOCKED, clock::is_virtual());
             let newer = control::since(entry.call.name) > fixed.driver_version;
             entry.call.mark(TOO_NEW, newer);
         }
@@ -224,22 +230,6 @@ pub fn injected_failure(call: &str) -> Option<i32> {
         }
     }
     answer
-}
-
-/// Returns when `duration` has passed since `start`. Short times are spun through, because sleeping overshoots.
-pub fn pass_time(start: Instant, duration: Duration) {
-    const OVERSHOOT: Duration = Duration::from_micros(150);
-    loop {
-        let left = duration.saturating_sub(start.elapsed());
-        if left.is_zero() {
-            return;
-        }
-        if left > OVERSHOOT {
-            std::thread::sleep(left - OVERSHOOT);
-        } else {
-            std::hint::spin_loop();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,10 +6,11 @@
 //! line each; the logic behind them is in ordinary functions of the same module.
 //!
 //! Where to look: `call` (what happens around every call), `lifecycle` (init, fork, exit), `knobs` and `control`
-//! (everything a test can turn), `report` (misuse), `device`, `context`, `primary`; for memory `physical` (what there
-//! is), `memory` (the map of all addresses), `classic`, `vmm`, `mempool`, `hostmem`, `arrays`, `share` and `pointer`
-//! (questions about addresses); for asynchronous work `stream` (order), `work` (what is run), `event`, `transfer`,
-//! `copy2d`, `memop`; `capture` and `graph`; `lookup` and `procaddress` for symbol lookup; `settings` for the rest.
+//! (everything a test can turn), `clock` (time, which may be virtual), `report` (misuse), `device`, `context`,
+//! `primary`; for memory `physical` (what there is), `memory` (the map of all addresses), `classic`, `vmm`,
+//! `mempool`, `hostmem`, `arrays`, `share` and `pointer` (questions about addresses); for asynchronous work `stream`
+//! (order), `work` (what is run), `event`, `transfer`, `copy2d`, `memop`; `capture` and `graph`; `lookup` and
+//! `procaddress` for symbol lookup; `settings` for the rest.
 #![allow(non_snake_case)] // The exported names are CUDA's.
 
 #[macro_use]
@@ -17,6 +18,7 @@ mod call;
 mod arrays;
 mod capture;
 mod classic;
+mod clock;
 mod code;
 mod context;
 mod control;

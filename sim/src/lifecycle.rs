@@ -1,7 +1,7 @@
 //! Whether the driver may be used: before `cuInit`, after it, in a child of `fork`, and while the process exits.
 
 use crate::call::Res;
-use crate::{code, device, knobs, work};
+use crate::{clock, code, device, knobs, work};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Once;
@@ -61,6 +61,7 @@ extern "C" fn after_fork_in_child() {
 extern "C" fn at_exit() {
     if PHASE.load(Ordering::Acquire) == LIVE {
         PHASE.store(EXITING, Ordering::Release);
+        clock::wake_everyone();
         // Work that is being done may use what later exit handlers tear down.
         work::wait_until_quiet(std::time::Duration::from_secs(2));
     }

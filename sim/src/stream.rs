@@ -7,16 +7,17 @@
 
 use crate::call::Res;
 use crate::capture::{self, Route};
+use crate::clock::{self, Condition};
 use crate::context::{self, Context};
 use crate::graph::NodeWork;
 use crate::registry::{Found, Registry};
-use crate::sync::{lock, wait_for};
+use crate::sync::lock;
 use crate::work::{self, Work};
 use crate::{code, lifecycle, report};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub const LEAST_PRIORITY: i32 = 0;
@@ -85,7 +86,7 @@ impl Ticket {
         let mut queue = lock(&self.stream.queue);
         // At the process's end work stops, and nobody may be left waiting for it.
         while !self.is_done() && !lifecycle::exiting() {
-            (queue, _) = wait_for(&self.stream.progress, queue, EXIT_CHECK);
+            queue = self.stream.progress.wait(&self.stream.queue, queue);
         }
     }
 }
@@ -119,9 +120,9 @@ pub struct Stream {
     /// The capture it takes part in.
     pub capture: Mutex<Option<capture::Joined>>,
     /// Something was submitted.
-    arrival: Condvar,
+    arrival: Condition,
     /// Something was finished.
-    progress: Condvar,
+    progress: Condition,
 }
 
 static STREAMS: Registry<Stream> = Registry::new(0x5500_0000_1000);
@@ -132,8 +133,6 @@ static INFLIGHT: AtomicU64 = AtomicU64::new(0);
 /// An idle worker stays that long, because starting a thread is dear.
 const WORKER_LINGERS: Duration = Duration::from_millis(200);
 const WORKER_STACK: usize = 1 << 20;
-
-const EXIT_CHECK: Duration = Duration::from_millis(100);
 
 /// A thread's own default streams; they close when the thread ends.
 struct PerThread(Vec<Arc<Stream>>);
@@ -167,8 +166,8 @@ impl Stream {
             finished: AtomicU64::new(0),
             queue: Mutex::new(Queue { operations: VecDeque::new(), has_worker: false, closed: false }),
             capture: Mutex::new(None),
-            arrival: Condvar::new(),
-            progress: Condvar::new(),
+            arrival: Condition::new(),
+            progress: Condition::new(),
         })
     }
 
@@ -224,12 +223,18 @@ impl Stream {
             let stream = self.clone();
             let builder =
                 std::thread::Builder::new().name("cudasim stream".to_string()).stack_size(WORKER_STACK);
-            if builder.spawn(move || stream.work()).is_err() {
+            clock::expect();
+            let worker = move || {
+                clock::enter();
+                stream.work();
+            };
+            if builder.spawn(worker).is_err() {
                 // No thread to be had: the work is done here and now.
+                clock::unexpect();
                 self.clone().work();
             }
         } else {
-            self.arrival.notify_one();
+            self.arrival.notify_all();
         }
         Ticket { stream: self.clone(), number }
     }
@@ -246,7 +251,7 @@ impl Stream {
                     let lingering = !queue.closed;
                     let timed_out;
                     (queue, timed_out) = match lingering {
-                        true => wait_for(&self.arrival, queue, WORKER_LINGERS),
+                        true => self.arrival.wait_for(&self.queue, queue, WORKER_LINGERS),
                         false => (queue, true),
                     };
                     if timed_out && queue.operations.is_empty() {
@@ -285,7 +290,7 @@ impl Stream {
         if idle {
             self.context.forget_stream(self.id);
         } else {
-            self.arrival.notify_one();
+            self.arrival.notify_all();
         }
     }
 

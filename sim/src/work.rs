@@ -8,11 +8,11 @@ use crate::event::Stamp;
 use crate::graph::Instance;
 use crate::memory::{self, Access, Kind, PIECE};
 use crate::stream::Stream;
-use crate::{classic, code, knobs, lifecycle, report};
+use crate::{classic, clock, code, lifecycle, report};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// One end of a copy.
 #[derive(Clone)]
@@ -154,11 +154,16 @@ impl Work {
 /// Operations being run.
 static RUNNING: AtomicU64 = AtomicU64::new(0);
 
-/// Waits until no operation runs, but not for ever.
+/// Waits until no operation runs, but not for ever: by the host's clock, as work may hang where no other sees it.
+/// This thread does not hold virtual time up meanwhile.
 pub fn wait_until_quiet(limit: Duration) {
-    let start = Instant::now();
+    let took_part = clock::leave();
+    let start = std::time::Instant::now();
     while RUNNING.load(Ordering::Acquire) > 0 && start.elapsed() < limit {
         std::thread::sleep(Duration::from_micros(100));
+    }
+    if took_part {
+        clock::enrol();
     }
 }
 
@@ -166,6 +171,7 @@ pub fn run(stream: &Arc<Stream>, work: Work) {
     RUNNING.fetch_add(1, Ordering::AcqRel);
     if lifecycle::exiting() {
         RUNNING.fetch_sub(1, Ordering::AcqRel);
+        clock::leave();
         loop {
             // The process is on its way out and takes this thread along.
             std::thread::park();
@@ -288,18 +294,18 @@ fn wait_for_value(
         if holds {
             return None;
         }
-        std::thread::sleep(Duration::from_micros(20));
+        clock::sleep(Duration::from_micros(20));
     }
     None
 }
 
 fn pass(microseconds: u64) {
-    const SLICE: Duration = Duration::from_millis(10);
-    let (start, total) = (Instant::now(), Duration::from_micros(microseconds));
-    // In slices, so that the end of the process does not have to wait for long.
-    while !lifecycle::exiting() && start.elapsed() < total {
-        let left = total.saturating_sub(start.elapsed());
-        knobs::pass_time(Instant::now(), left.min(SLICE));
+    const SLICE_NS: u64 = 10_000_000;
+    let end = clock::now().saturating_add(microseconds.saturating_mul(1_000));
+    // The end of the process must not have to wait for long. It wakes those who sleep in virtual time.
+    let slice = if clock::is_virtual() { u64::MAX } else { SLICE_NS };
+    while !lifecycle::exiting() && clock::now() < end {
+        clock::sleep_until(end.min(clock::now().saturating_add(slice)));
     }
 }
 

@@ -73,13 +73,10 @@ tests! {
         assert_eq!(cu.cuStreamEndCapture(s, std::ptr::null_mut()), 1);
         let mut context = 0;
         ok(cu.cuCtxGetCurrent(&mut context));
-        std::thread::spawn(move || {
-            let cu = Cuda::open();
+        cu.on_threads(1, |cu, _| {
             ok(cu.cuCtxSetCurrent(context));
-            assert_eq!(end(&cu, s), (908, 0));
-        })
-        .join()
-        .unwrap();
+            assert_eq!(end(cu, s), (908, 0));
+        });
         assert_eq!(end(&cu, s).0, 0);
     }
 
@@ -125,14 +122,11 @@ tests! {
             (GLOBAL, THREAD_LOCAL, 0), (GLOBAL, RELAXED, 0),
         ] {
             let s = begin(&cu, capture);
-            std::thread::spawn(move || {
-                let cu = Cuda::open();
+            cu.on_threads(1, |cu, _| {
                 ok(cu.cuCtxSetCurrent(context));
-                set_mode(&cu, thread);
+                set_mode(cu, thread);
                 assert_eq!(cu.cuMemAlloc_v2(&mut 0, 512), code, "{capture} {thread}");
-            })
-            .join()
-            .unwrap();
+            });
             assert_eq!(end(&cu, s).0, if code == 0 { 0 } else { 901 });
         }
         let mut bad = 3;

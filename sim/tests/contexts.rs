@@ -67,14 +67,11 @@ tests! {
         assert_eq!(current(&cu), a, "setting replaces the top, setting none pops it");
         ok(cu.cuCtxPopCurrent_v2(std::ptr::null_mut()));
         assert_eq!(current(&cu), 0);
-        std::thread::spawn(move || {
-            let cu = Cuda::open();
-            assert_eq!(current(&cu), 0, "each thread has its own");
+        cu.on_threads(1, |cu, _| {
+            assert_eq!(current(cu), 0, "each thread has its own");
             ok(cu.cuCtxSetCurrent(a));
             cu.alloc(512);
-        })
-        .join()
-        .unwrap();
+        });
     }
 
     a_destroyed_context_stays_on_other_stacks [] {

@@ -2,7 +2,6 @@
 
 mod common;
 use common::*;
-use std::time::{Duration, Instant};
 
 fn log_path() -> String {
     let name = format!("cudasim-test-{}.log", std::process::id());
@@ -86,22 +85,22 @@ tests! {
 
     latency_from_the_environment ["CUDASIM_LATENCY" = "cuMemAlloc=3ms,cuMemFree=200us"] {
         let cu = Cuda::start();
-        let start = Instant::now();
+        let start = cu.cudasim_now_ns();
         let block = cu.alloc(512);
-        assert!(start.elapsed() >= Duration::from_millis(3));
-        let start = Instant::now();
+        assert_eq!(cu.cudasim_now_ns() - start, 3_000_000);
+        let start = cu.cudasim_now_ns();
         ok(cu.cuMemFree_v2(block));
-        assert!(start.elapsed() >= Duration::from_micros(200));
+        assert_eq!(cu.cudasim_now_ns() - start, 200_000);
     }
 
     latency_by_call [] {
         let cu = Cuda::start();
         ok(cu.cudasim_set_latency(c"cuCtxGetCurrent".as_ptr(), 20_000));
-        let start = Instant::now();
+        let start = cu.cudasim_now_ns();
         for _ in 0..50 {
             ok(cu.cuCtxGetCurrent(&mut 0));
         }
-        assert!(start.elapsed() >= Duration::from_millis(1));
+        assert_eq!(cu.cudasim_now_ns() - start, 1_000_000);
         ok(cu.cudasim_set_latency(c"cuCtxGetCurrent".as_ptr(), 0));
         assert_eq!(cu.cudasim_set_latency(c"cuNoSuchCall".as_ptr(), 1), 1);
     }

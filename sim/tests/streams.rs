@@ -4,9 +4,9 @@ mod common;
 use common::*;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
 const BUSY_US: u64 = 200_000;
+const BUSY_NS: u64 = BUSY_US * 1000;
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 const NOT_READY: i32 = 600;
@@ -21,15 +21,14 @@ tests! {
         let (s, memory) = (cu.stream(1), cu.alloc(4096));
         ok(cu.cuMemsetD32Async(memory, 1, 1024, s));
         ok(cu.cuStreamSynchronize(s));
-        let start = Instant::now();
+        let start = cu.cudasim_now_ns();
         ok(cu.cudasim_spin(s, BUSY_US));
         ok(cu.cuMemsetD32Async(memory, 2, 1024, s));
         ok(cu.cuMemsetD32Async(memory, 3, 1, s));
-        assert!(start.elapsed().as_micros() < BUSY_US as u128);
-        assert_eq!(peek(memory), 1);
+        assert_eq!((cu.cudasim_now_ns() - start, peek(memory)), (0, 1));
         assert_eq!(cu.cuStreamQuery(s), NOT_READY);
         ok(cu.cuStreamSynchronize(s));
-        assert!(start.elapsed().as_micros() >= BUSY_US as u128);
+        assert_eq!(cu.cudasim_now_ns() - start, BUSY_NS);
         assert_eq!((peek(memory), peek(memory + 4)), (3, 2));
         ok(cu.cuStreamQuery(s));
     }
@@ -57,10 +56,10 @@ tests! {
     freeing_waits_by_default [] {
         let cu = Cuda::start();
         let (s, memory) = (cu.stream(1), cu.alloc(4096));
-        let start = Instant::now();
+        let start = cu.cudasim_now_ns();
         ok(cu.cudasim_poke(s, memory, 7, 1, BUSY_US));
         ok(cu.cuMemFree_v2(memory));
-        assert!(start.elapsed().as_micros() >= BUSY_US as u128);
+        assert_eq!(cu.cudasim_now_ns() - start, BUSY_NS);
         assert_eq!(cu.cudasim_misuse_count(), 0);
     }
 
@@ -135,8 +134,7 @@ tests! {
         ok(cu.cuCtxGetCurrent(&mut context));
         ok(cu.cuStreamGetId(PER_THREAD, &mut here));
         ok(cu.cudasim_spin(PER_THREAD, BUSY_US));
-        std::thread::spawn(move || {
-            let cu = Cuda::open();
+        cu.on_threads(1, |cu, _| {
             ok(cu.cuCtxSetCurrent(context));
             let mut there = 0;
             ok(cu.cuStreamGetId(PER_THREAD, &mut there));
@@ -145,9 +143,7 @@ tests! {
             ok(cu.cuStreamSynchronize(PER_THREAD));
             assert_eq!(peek(memory), 5);
             assert_eq!(cu.cuStreamQuery(LEGACY), NOT_READY, "the other thread's is a blocking stream");
-        })
-        .join()
-        .unwrap();
+        });
         assert_eq!(cu.cuStreamQuery(PER_THREAD), NOT_READY);
         ok(cu.cuStreamSynchronize(0));
         ok(cu.cuStreamQuery(PER_THREAD));
@@ -184,14 +180,14 @@ tests! {
     an_event_outlives_its_stream [] {
         let cu = Cuda::start();
         let (s, event) = (cu.stream(1), cu.event());
-        let start = Instant::now();
+        let start = cu.cudasim_now_ns();
         ok(cu.cudasim_spin(s, BUSY_US));
         ok(cu.cuEventRecord(event, s));
         ok(cu.cuStreamDestroy_v2(s));
-        assert!(start.elapsed().as_micros() < BUSY_US as u128, "destroying does not wait");
+        assert_eq!(cu.cudasim_now_ns(), start, "destroying does not wait");
         assert_eq!(cu.cuEventQuery(event), NOT_READY);
         ok(cu.cuEventSynchronize(event));
-        assert!(start.elapsed().as_micros() >= BUSY_US as u128);
+        assert_eq!(cu.cudasim_now_ns() - start, BUSY_NS);
     }
 
     time_passes_between_events [] {
@@ -207,7 +203,7 @@ tests! {
         assert_eq!(cu.cuEventElapsedTime(&mut time, from, to), NOT_READY);
         ok(cu.cuEventSynchronize(to));
         ok(cu.cuEventElapsedTime(&mut time, from, to));
-        assert!(time >= BUSY_US as f32 / 1000.0, "{time}");
+        assert_eq!(time, BUSY_US as f32 / 1000.0);
         assert_eq!(cu.cuEventElapsedTime(&mut time, from, cu.event()), 400, "without timing");
     }
 
@@ -267,7 +263,7 @@ tests! {
         ok(cu.cuStreamSynchronize(a));
         ok(cu.cuStreamWaitValue32_v2(a, memory, 9, 1));
         ok(cu.cuMemsetD32Async(memory + 4, 1, 1, a));
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        cu.cudasim_sleep_ns(5_000_000);
         assert_eq!((cu.cuStreamQuery(a), peek(memory + 4)), (NOT_READY, 0));
         ok(cu.cuStreamWriteValue32_v2(b, memory, 9, 0));
         ok(cu.cuStreamSynchronize(a));

@@ -2,10 +2,9 @@
 
 mod common;
 use common::*;
-use std::time::{Duration, Instant};
 
 const THREADS: u32 = 6;
-const LENGTH: Duration = Duration::from_millis(700);
+const ROUNDS: u32 = 150;
 
 /// Small, fast, good enough to mix operations.
 struct Random(u64);
@@ -23,18 +22,12 @@ impl Random {
 fn hammer(cu: &Cuda, body: impl Fn(&Cuda, &mut Random, u32) + Sync) {
     let mut context = 0;
     ok(cu.cuCtxGetCurrent(&mut context));
-    std::thread::scope(|scope| {
-        for thread in 1..=THREADS {
-            let body = &body;
-            scope.spawn(move || {
-                let cu = Cuda::open();
-                ok(cu.cuCtxSetCurrent(context));
-                let mut random = Random(u64::from(thread).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-                let start = Instant::now();
-                while start.elapsed() < LENGTH {
-                    body(&cu, &mut random, thread);
-                }
-            });
+    cu.on_threads(THREADS as usize, |cu, number| {
+        let thread = number as u32 + 1;
+        ok(cu.cuCtxSetCurrent(context));
+        let mut random = Random(u64::from(thread).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        for _ in 0..ROUNDS {
+            body(cu, &mut random, thread);
         }
     });
 }

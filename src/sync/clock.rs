@@ -103,13 +103,23 @@ pub fn wait(word: &AtomicU32, seen: u32, longest: Duration) {
 
 /// Wakes all threads that sleep on the word. To be called after the word was changed.
 pub fn wake_all(word: &AtomicU32) {
+    wake(word, i32::MAX);
+}
+
+/// Wakes at least one of them, if any.
+pub fn wake_one(word: &AtomicU32) {
+    wake(word, 1);
+}
+
+#[cold]
+fn wake(word: &AtomicU32, at_least: i32) {
     if let Some(clock) = drivers() {
         // SAFETY: the word is only an address here.
         return unsafe { (clock.wake)(word.as_ptr()) };
     }
     // SAFETY: wakes waiters by the word's address and touches nothing else.
     unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX);
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, at_least);
     }
 }
 

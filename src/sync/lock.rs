@@ -1,18 +1,20 @@
-//! A lock without poisoning and without memory: one word, waiting in the kernel.
+//! A lock without poisoning and without memory: one word, waited on by the clock, as its holder may sleep there.
 //!
 //! The fast path of the pool is two of these, so taking it is one atomic exchange and giving it back a plain
 //! store. A panic while it is held leaves a mark instead of an error, and whoever locks next decides what
 //! that means.
 
+use crate::sync::clock;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
+use core::time::Duration;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// The longest sleep. The holder looks for sleepers right after its plain store, and may look before that
 /// store can be seen; a sleeper that is missed this way wakes by itself.
-static NAP_TIME: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+const NAP_TIME: Duration = Duration::from_millis(1);
 /// How often a thread looks again before it sleeps: about as long as the pool holds the lock.
 const SPINS: u32 = 100;
 
@@ -153,32 +155,9 @@ impl<T> Lock<T> {
         }
         self.sleepers.fetch_add(1, Relaxed);
         while self.word.swap(HELD, Acquire) != FREE {
-            // SAFETY: the word outlives the call, the timeout is static; any return value leads back to the
-            // loop.
-            unsafe {
-                libc::syscall(
-                    libc::SYS_futex,
-                    self.word.as_ptr(),
-                    libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                    HELD,
-                    &raw const NAP_TIME,
-                );
-            }
+            clock::wait(&self.word, HELD, NAP_TIME);
         }
         self.sleepers.fetch_sub(1, Relaxed);
-    }
-
-    #[cold]
-    fn wake(&self) {
-        // SAFETY: wakes waiters by the word's address and touches nothing else.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                self.word.as_ptr(),
-                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-                1,
-            );
-        }
     }
 }
 
@@ -207,7 +186,7 @@ impl<T> Drop for Guard<'_, T> {
         }
         self.lock.word.store(FREE, Release);
         if self.lock.sleepers.load(Relaxed) != 0 {
-            self.lock.wake();
+            clock::wake_one(&self.lock.word);
         }
         #[cfg(debug_assertions)]
         witness::give(self.lock.rank);

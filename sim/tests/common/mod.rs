@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_void, CString};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub type Callback = unsafe extern "C" fn(*mut c_void);
 
@@ -95,6 +95,30 @@ pub struct PoolProperties {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct IpcHandle(pub [u8; 64]);
+
+/// `struct cudasim_clock`.
+#[repr(C)]
+pub struct Clock {
+    pub now: extern "C" fn() -> u64,
+    pub wait: unsafe extern "C" fn(word: *const u32, seen: u32, until: u64),
+    pub wake: unsafe extern "C" fn(word: *const u32),
+}
+
+impl Clock {
+    /// Sleeps until the word is not 0 any more, however late.
+    pub fn wait_for(&self, word: &AtomicU32) {
+        while word.load(Ordering::SeqCst) == 0 {
+            // SAFETY: the word outlives the call.
+            unsafe { (self.wait)(word.as_ptr(), 0, u64::MAX) };
+        }
+    }
+
+    pub fn set(&self, word: &AtomicU32) {
+        word.store(1, Ordering::SeqCst);
+        // SAFETY: the word is only an address here.
+        unsafe { (self.wake)(word.as_ptr()) };
+    }
+}
 
 api! {
     cuInit(flags: u32) -> i32;
@@ -216,6 +240,13 @@ api! {
     cudasim_set_latency(name: *const c_char, nanoseconds: u64) -> i32;
     cudasim_misuse_count() -> u64;
     cudasim_set_free_waits(waits: i32) -> ();
+    cudasim_use_virtual_clock() -> i32;
+    cudasim_clock() -> *const Clock;
+    cudasim_now_ns() -> u64;
+    cudasim_sleep_ns(ns: u64) -> ();
+    cudasim_thread_expect() -> ();
+    cudasim_thread_enter() -> ();
+    cudasim_thread_leave() -> ();
     cudasim_live_handles() -> u64;
     cudasim_live_mappings() -> u64;
     cudasim_live_reservations() -> u64;
@@ -273,6 +304,37 @@ impl Cuda {
         ok(self.cuDevicePrimaryCtxRetain(&mut context, device));
         ok(self.cuCtxSetCurrent(context));
         context
+    }
+
+    /// The virtual clock.
+    pub fn clock(&self) -> &'static Clock {
+        // SAFETY: null, or a clock that lasts as long as the process.
+        unsafe { self.cudasim_clock().as_ref() }.expect("time is virtual in these tests")
+    }
+
+    /// Runs `body` on threads of their own, with their numbers from 0 on, and waits for them in virtual time.
+    pub fn on_threads(&self, count: usize, body: impl Fn(&Cuda, usize) + Sync) {
+        /// Says so also when the thread panics.
+        struct Done<'a>(&'a Clock, &'a AtomicU32);
+        impl Drop for Done<'_> {
+            fn drop(&mut self) {
+                self.0.set(self.1);
+            }
+        }
+        let done: Vec<AtomicU32> = (0..count).map(|_| AtomicU32::new(0)).collect();
+        let (clock, body) = (self.clock(), &body);
+        std::thread::scope(|scope| {
+            for (number, done) in done.iter().enumerate() {
+                self.cudasim_thread_expect();
+                scope.spawn(move || {
+                    let _done = Done(clock, done);
+                    let cu = Cuda::open();
+                    cu.cudasim_thread_enter();
+                    body(&cu, number);
+                });
+            }
+            done.iter().for_each(|done| clock.wait_for(done));
+        });
     }
 
     pub fn has(&self, name: &str) -> Option<usize> {
@@ -356,16 +418,6 @@ pub fn peek(address: u64) -> u32 {
     unsafe { (address as *const u32).read_volatile() }
 }
 
-/// Waits for a condition that must come true soon.
-#[track_caller]
-pub fn eventually(condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(10), "it never became true");
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
-
 const CHILD: &str = "CUDASIM_TEST_CHILD";
 
 /// In the process started for this test: runs the body and answers `None`. Otherwise starts that process.
@@ -381,6 +433,8 @@ pub fn in_process(test: &str, environment: &[(&str, &str)], body: impl FnOnce())
             command.env_remove(name);
         }
     }
+    // Nothing in these tests depends on how fast the machine is.
+    command.env("CUDASIM_CLOCK", "virtual");
     command.env(CHILD, test);
     command.envs(environment.iter().copied());
     Some(command.output().unwrap())
