@@ -4,7 +4,7 @@
 #   c-tests/run.sh DIRECTORY [PROGRAM...]
 #
 # One line per run, what a failing program printed below its line, and the count last. The loader must find the
-# libraries (LD_LIBRARY_PATH). CTEST_WRAPPER is put in front of each program (valgrind), CTEST_SLOWER multiplies the
+# libraries (LD_LIBRARY_PATH). TEST_WRAPPER is put in front of each program (valgrind), TEST_SLOWER multiplies the
 # time limits, CTEST_SKIP names programs that the wrapper cannot run. With CTEST_REAL=1, for a real driver, the variants that
 # turn knobs of the simulated one are left out. After CTEST_SECONDS nothing more is started; CTEST_MOST bounds each time limit.
 set -uo pipefail
@@ -127,7 +127,7 @@ run() {
     start=$SECONDS
     output=$(env -u CUDAPOOL_CONF -u CUDASIM_MEMORY -u CUDASIM_DEVICES -u CUDASIM_NO_VMM -u CUDASIM_FAIL \
         -u CUDASIM_LATENCY -u CUDASIM_DRIVER_VERSION "${assignments[@]}" \
-        timeout --kill-after=5 $((limit * ${CTEST_SLOWER:-1})) ${CTEST_WRAPPER:-} "$directory/$program" 2>&1 </dev/null)
+        timeout --kill-after=5 $((limit * ${TEST_SLOWER:-1})) ${TEST_WRAPPER:-} "$directory/$program" 2>&1 </dev/null)
     code=$?
     verdict=FAILED
     case $code in

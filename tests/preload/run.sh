@@ -4,7 +4,7 @@
 #   tests/preload/run.sh DIRECTORY SHIM [PROGRAM...]
 #
 # One line per run, what a failing program printed below its line, and the count last. The loader must find the simulated driver and
-# libcudapool.so (LD_LIBRARY_PATH). PRELOAD_WRAPPER is put in front of each program, PRELOAD_SLOWER multiplies the time limits.
+# libcudapool.so (LD_LIBRARY_PATH). TEST_WRAPPER is put in front of each program, TEST_SLOWER multiplies the time limits.
 set -uo pipefail
 
 if (($# < 2)); then
@@ -114,8 +114,8 @@ run() {
         label+=", $variant"
     fi
     label+=")"
-    output=$(timeout --kill-after=5 $((LIMIT_S * ${PRELOAD_SLOWER:-1})) \
-        env "${environment[@]}" ${PRELOAD_WRAPPER:-} "$directory/$program" "$@" 2>&1 </dev/null) || code=$?
+    output=$(timeout --kill-after=5 $((LIMIT_S * ${TEST_SLOWER:-1})) \
+        env "${environment[@]}" ${TEST_WRAPPER:-} "$directory/$program" "$@" 2>&1 </dev/null) || code=$?
     if ((code == 0)); then
         passed=$((passed + 1))
         printf 'ok      %s\n' "$label"
