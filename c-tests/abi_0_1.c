@@ -1,6 +1,6 @@
-/* abi_0_1.c: a program of the time of 0.1: built with the header of that version (abi/0.1/cudapool.h), run on
- * the present library. It hands over every struct in the size it had then, with bytes behind it that must stay,
- * and calls every function of that header but the adapters, which adapters.cpp keeps to their runtimes'
+/* abi_0_1.c: a program of the time of 0.1: built with the header of that version (abi/0.1/cudapool.h), run
+ * on the present library. It hands over every struct in the size it had then, with bytes behind it that must
+ * stay, and calls every function of that header but the adapters, which adapters.cpp keeps to their runtimes'
  * prototypes. */
 
 /* Its helpers would be those of the present header. */

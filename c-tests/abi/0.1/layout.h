@@ -1,6 +1,6 @@
-/* layout.h: sizes, offsets and numbers that programs built with the header of 0.1 have compiled into them, on
- * a 64-bit system. Whoever includes this says what STRUCT, FIELD and CONSTANT check. Never edited: what a later
- * version adds belongs to that version's list. */
+/* layout.h: sizes, offsets and numbers that programs built with the header of 0.1 have compiled into them,
+ * on a 64-bit system. Whoever includes this says what STRUCT, FIELD and CONSTANT check. Never edited: what a
+ * later version adds belongs to that version's list. */
 
 #ifndef ABI_0_1_LAYOUT_H
 #define ABI_0_1_LAYOUT_H
