@@ -6,21 +6,19 @@
 # One line per check, the count last.
 set -uo pipefail
 
-if (($# != 3)); then
-    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-    exit 2
-fi
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=tests/lib.sh
+source "$here/../lib.sh"
+
+(($# == 3)) || usage
 directory=$(cd "$1" && pwd)
 shim=$2
 beside=${shim%/*}
 driver=${3%/*}
 
-unset LD_PRELOAD LD_LIBRARY_PATH CUDAPOOL_PRELOAD CUDAPOOL_CONF
-for variable in "${!CUDASIM_@}"; do unset "$variable"; done
+scrub
+unset LD_LIBRARY_PATH
 export CUDASIM_MEMORY=8GiB
-
-passed=0
-failed=0
 
 # name | lines that must be said, in order, as patterns (none: nothing) | environment and command
 check() {
@@ -42,12 +40,10 @@ check() {
         [[ ${said[$line]:-} == $pattern ]] || good=0
     done
     if ((good)); then
-        passed=$((passed + 1))
-        printf 'ok      %s\n' "$name"
+        verdict ok "$name"
     else
-        failed=$((failed + 1))
-        printf 'FAILED  %s, %s\n' "$name" "$code"
-        printf '    %s\n' "${said[@]}"
+        verdict FAILED "$name" "$code"
+        show "$(printf '%s\n' "${said[@]}")"
     fi
 }
 
@@ -95,12 +91,9 @@ said=$(LD_LIBRARY_PATH="$driver:$beside" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:in
     grep '^cudapool_preload: ' | sed 's/[0-9]\{4,\}/N/g' | sort | uniq -c | sort -rn)
 if [[ $(grep -c ', refused for memory, was rescued: the pool gave back N bytes$' <<<"$said") -ge 12 && $(wc -l <<<"$said") -eq \
     $(($(grep -c ' was rescued: ' <<<"$said") + 1)) && $said == *"1 cudapool_preload: guard mode, with "* ]]; then
-    printf 'ok      a line for each rescue\n'
-    passed=$((passed + 1))
+    verdict ok "a line for each rescue"
 else
-    printf 'FAILED  a line for each rescue\n%s\n' "$said"
-    failed=$((failed + 1))
+    verdict FAILED "a line for each rescue"
+    show "$said"
 fi
-
-printf '%d passed, %d failed\n' "$passed" "$failed"
-((failed == 0))
+finish
