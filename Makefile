@@ -1,5 +1,5 @@
-# Builds, tests and installs cudapool. Cargo builds the Rust parts; the recipes of everything else are kept beside
-# what they build, in the Makefile.inc of its folder. `make help` lists the targets.
+# Builds, tests and installs cudapool. Cargo builds the Rust parts; the recipes of everything else are kept
+# beside what they build, in the Makefile.inc of its folder. `make help` lists the targets.
 
 CARGO  ?= cargo
 CC     ?= cc
@@ -15,19 +15,26 @@ CTEST_CPPFLAGS := -D_GNU_SOURCE -Iinclude -Isim/include -Ic-tests
 CTEST_LIBS     := -pthread -ldl
 
 lib     := target/release/libcudapool.so
+# What programs that are linked with the library ask the loader for.
+soname  := libcudapool.so.0
 shim    := target/release/libcudapool_preload.so
 sim     := target/sim/libcuda.so.1
 version  = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # The dynamic loader's path of everything that runs on the simulated driver.
 on_sim  := LD_LIBRARY_PATH=$(CURDIR)/target/sim:$(CURDIR)/target/release
 
-.PHONY: all lib preload header fmt lint doc install clean help
+.PHONY: all lib lib-debug preload header fmt lint doc install clean help
 .DELETE_ON_ERROR:
 
 all: lib preload ## Build the library and the preload shim
 
 lib: ## Build target/release/libcudapool.so
 	$(CARGO) build --release -p cudapool
+	@ln -sfn $(notdir $(lib)) $(dir $(lib))$(soname)
+
+lib-debug: sim ## Build target/debug/libcudapool.so, which checks more, the order of locks among it
+	$(CARGO) build -p cudapool
+	@ln -sfn $(notdir $(lib)) target/debug/$(soname)
 
 preload: ## Build target/release/libcudapool_preload.so
 	$(CARGO) build --release -p cudapool_preload
@@ -43,6 +50,7 @@ include benches/Makefile.inc
 include tests/preload/Makefile.inc
 include tests/real/Makefile.inc
 include tests/clients/Makefile.inc
+include tests/install/Makefile.inc
 include gpu/Makefile.inc
 include tests/Makefile.inc
 
@@ -55,9 +63,14 @@ lint: ## Check for what clippy warns of
 doc: ## Build the documentation of the Rust parts, private items included
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
+# The name with the whole version is the file; the loader asks for the second, the linker for the third. The
+# shim is a plain file: nothing is linked with it, users write its name into LD_PRELOAD, and it takes the pool
+# beside it.
 install: lib preload ## Install libraries, header and pkg-config file under PREFIX
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
-	install -m 755 $(lib) $(DESTDIR)$(PREFIX)/lib/libcudapool.so
+	install -m 755 $(lib) $(DESTDIR)$(PREFIX)/lib/libcudapool.so.$(version)
+	ln -sfn libcudapool.so.$(version) $(DESTDIR)$(PREFIX)/lib/$(soname)
+	ln -sfn $(soname) $(DESTDIR)$(PREFIX)/lib/libcudapool.so
 	install -m 755 $(shim) $(DESTDIR)$(PREFIX)/lib/libcudapool_preload.so
 	install -m 644 include/cudapool.h $(DESTDIR)$(PREFIX)/include/cudapool.h
 	printf '%s\n' 'prefix=$(PREFIX)' '' 'Name: cudapool' \

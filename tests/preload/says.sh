@@ -54,10 +54,10 @@ cp "$shim" "$alone/libcudapool_preload.so"
 on_driver=("LD_LIBRARY_PATH=$driver")
 check "nothing is said by default" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" "$directory/lonely" dlsym 100 0
-check "a line at the first use (guard)" "cudapool_preload: guard mode, with $beside/libcudapool.so and $driver/libcuda.so.1" \
+check "a line at the first use (guard)" "cudapool_preload: guard mode, with $beside/libcudapool.so.0 and $driver/libcuda.so.1" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "a line at the first use (pool), and the pool's own" \
-    "cudapool_preload: pool mode, with $beside/libcudapool.so and $driver/libcuda.so.1" "*device 0: an arena *" \
+    "cudapool_preload: pool mode, with $beside/libcudapool.so.0 and $driver/libcuda.so.1" "*device 0: an arena *" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 1 0
 check "nothing is said in off mode" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=off CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
@@ -67,7 +67,7 @@ check "a mode that is no text" 'cudapool_preload: CUDAPOOL_PRELOAD is "po?ol?", 
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=$'po\xffol\n' CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "an option that is none" "cudapool_preload: *no_such_option*" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=no_such_option:1 "$directory/lonely" dlsym 100 0
-check "preloaded by a relative path" "cudapool_preload: guard mode, with $beside/*libcudapool.so and *" \
+check "preloaded by a relative path" "cudapool_preload: guard mode, with $beside/*libcudapool.so.0 and *" \
     -- -C "$beside" "${on_driver[@]}" LD_PRELOAD=./libcudapool_preload.so CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 # Folders whose names are no text, or long.
 printf -v long '%0200d' 0
