@@ -5,8 +5,10 @@
 use std::{env, fs, path::PathBuf};
 
 fn main() {
-    // rustc sets no soname; `nodelete` because thread-local storage of std outlives a dlclose.
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcudapool.so");
+    // rustc sets no soname. The number changes when programs that were built before could no longer run
+    // (docs/abi.md); the Makefile and the shim name it, too, and tests/install/run.sh compares.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcudapool.so.0");
+    // Thread-local storage of std outlives a dlclose.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=src/ffi");
     println!("cargo:rerun-if-changed=src/error.rs");

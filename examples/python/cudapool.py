@@ -13,7 +13,7 @@ import ctypes
 import operator
 import os
 
-PATH = os.environ.get("CUDAPOOL_LIBRARY", "libcudapool.so")
+PATH = os.environ.get("CUDAPOOL_LIBRARY", "libcudapool.so.0")
 library = ctypes.CDLL(PATH)
 
 CURRENT_DEVICE = -1

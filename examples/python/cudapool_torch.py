@@ -21,6 +21,7 @@ SPDX-License-Identifier: MIT OR Apache-2.0
 import contextlib
 import functools
 import os
+import re
 import subprocess
 
 import torch
@@ -103,6 +104,7 @@ def _loaded_path():
     """Where the library of this process lies."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
-            if line.rstrip().endswith("/libcudapool.so"):
+            # The file itself, which has the number of its version where it is installed.
+            if re.search(r"/libcudapool\.so[.0-9]*$", line.rstrip()):
                 return line.split(maxsplit=5)[5].rstrip()
     raise RuntimeError("libcudapool.so is not loaded")

@@ -195,7 +195,10 @@ fn open() -> Option<*mut Pool> {
     Some(place)
 }
 
-const NAME: &CStr = c"libcudapool.so";
+/// What it is called where it is installed; a newer number would have other functions under the same names.
+const NAME: &CStr = c"libcudapool.so.0";
+/// What it is called where it was built.
+const BUILT_NAME: &CStr = c"libcudapool.so";
 
 /// The loaded one, whatever path it has; else the one beside the shim; else what the loader finds.
 fn open_library() -> *mut c_void {
@@ -205,7 +208,8 @@ fn open_library() -> *mut c_void {
     if !loaded.is_null() {
         return loaded;
     }
-    if let Some(path) = beside_the_shim() {
+    for name in [NAME, BUILT_NAME] {
+        let Some(path) = beside_the_shim(name) else { continue };
         // SAFETY: as above.
         let beside = unsafe { libc::dlopen(path.as_ptr(), mode) };
         if !beside.is_null() {
@@ -217,7 +221,7 @@ fn open_library() -> *mut c_void {
 }
 
 /// The path that the loader has for the shim may be relative to where the program started, but it keeps the folder as it was then.
-fn beside_the_shim() -> Option<[c_char; LONGEST]> {
+fn beside_the_shim(name: &CStr) -> Option<[c_char; LONGEST]> {
     const RTLD_DI_ORIGIN: c_int = 6;
     let own = elf::mapped_at(&raw const STATE as *const c_void)?;
     // SAFETY: the shim's own name, as the loader has it; it is loaded, so this only counts one more user.
@@ -231,7 +235,7 @@ fn beside_the_shim() -> Option<[c_char; LONGEST]> {
         return None;
     }
     let folder = path.iter().position(|&byte| byte == 0)?;
-    let name = [b'/'].into_iter().chain(NAME.to_bytes_with_nul().iter().copied());
+    let name = [b'/'].into_iter().chain(name.to_bytes_with_nul().iter().copied());
     let mut place = path.get_mut(folder..)?.iter_mut();
     for byte in name {
         *place.next()? = byte as c_char;

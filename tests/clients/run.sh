@@ -2,10 +2,10 @@
 # Runs real CUDA clients on the simulated driver: NVIDIA's cuda-bindings, and numba-cuda and cuda.core where they can be
 # had, these two also with their memory from the pool (examples/python).
 #
-# One line per check; "skipped:" lines where packages cannot be had. Exit code 1 if a check fails, 77 if
+# One line per check, the count last; what packages cannot be had for is skipped. Exit code 1 if a check fails, 77 if
 # nothing could be checked. CUDASIM_LIBRARY names a build of the simulated driver in another place,
 # CUDAPOOL_LIBRARY one of the library.
-set -euo pipefail
+set -uo pipefail
 
 readonly LIMIT_S=120
 
@@ -14,27 +14,31 @@ root=$(cd "$here/../.." && pwd)
 simulated=${CUDASIM_LIBRARY:-$root/target/sim/libcuda.so.1}
 export CUDAPOOL_LIBRARY=${CUDAPOOL_LIBRARY:-$root/target/release/libcudapool.so}
 shim=${CUDAPOOL_SHIM:-$root/target/release/libcudapool_preload.so}
-output=$root/target/clients.log
-failed=0
+# shellcheck source=tests/lib.sh
+source "$here/../lib.sh"
 
 main() {
     local answer code=0 python
     if [[ ! -e $simulated ]]; then
-        printf 'FAILED: %s is not there; build it first (make sim)\n' "$simulated"
-        exit 1
+        verdict FAILED 'real clients' "$simulated is not there; build it first (make sim)"
+        finish
     fi
     answer=$("$here/setup.sh") || code=$?
     if ((code)); then
-        tail -n 1 <<<"$answer"
-        if ((code != 77)); then printf 'FAILED: setup.sh (exit code %d)\n' "$code"; fi
-        exit "$code"
+        answer=$(tail -n 1 <<<"$answer")
+        if ((code == 77)); then
+            verdict skipped 'real clients' "${answer#skipped: }"
+        else
+            verdict FAILED 'real clients' "setup.sh: exit code $code"
+        fi
+        finish
     fi
     python=$(tail -n 1 <<<"$answer")
 
     # The clients must find this driver and no other, as it is by default.
-    unset LD_PRELOAD CUDA_VISIBLE_DEVICES NUMBA_CUDA_DRIVER NUMBA_CUDA_MEMORY_MANAGER CUDAPOOL_CONF CUDAPOOL_PRELOAD
+    scrub
+    unset CUDA_VISIBLE_DEVICES NUMBA_CUDA_DRIVER NUMBA_CUDA_MEMORY_MANAGER
     export PYTHONPATH=$root/examples/python
-    for variable in "${!CUDASIM_@}"; do unset "$variable"; done
     export LD_LIBRARY_PATH=${simulated%/*} EXPECTED_LIBCUDA=$simulated PYTHONDONTWRITEBYTECODE=1
 
     check "cuda-bindings" "$python" "$here/cuda_bindings_roundtrip.py"
@@ -51,29 +55,21 @@ main() {
         check "numba-cuda on the pool" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 NUMBA_CUDA_MEMORY_MANAGER=cudapool_numba \
             "$python" "$here/numba_plugin.py"
     else
-        printf 'skipped: numba-cuda cannot be had\n'
+        verdict skipped numba-cuda 'numba-cuda cannot be had'
     fi
     if [[ -e $root/target/venv/core.installed ]]; then
         check "cuda.core on the pool" "$python" "$here/cuda_core_resource.py"
     else
-        printf 'skipped: cuda.core cannot be had\n'
+        verdict skipped cuda.core 'cuda.core cannot be had'
     fi
-    exit "$failed"
+    finish
 }
 
 # Runs one client; what it says is shown only if it fails.
 check() {
-    local name=$1 code=0
+    local name=$1
     shift
-    # `mode` is the caller's, where it has one.
-    timeout --kill-after=5 "$LIMIT_S" "$@" >"$output" 2>&1 || code=$?
-    if ((code == 0)); then
-        printf 'ok: %s%s\n' "$(tail -n 1 "$output")" "${mode:+, under the shim in $mode mode}"
-    else
-        printf 'FAILED: %s (exit code %d)\n' "$name" "$code"
-        tail -n 30 "$output"
-        failed=1
-    fi
+    attempt "$name" "$LIMIT_S" "$@"
 }
 
 # The same client, unchanged, under the preload shim, whose own first line must be in the output.
@@ -82,9 +78,8 @@ check_shimmed() {
     shift
     for mode in guard pool; do
         check "$name ($mode)" env LD_PRELOAD="$shim" CUDAPOOL_PRELOAD="$mode" CUDAPOOL_CONF=log:info "$@"
-        if ! grep -q "^cudapool_preload: $mode mode, with " "$output"; then
-            printf 'FAILED: %s (%s): the shim had nothing to do\n' "$name" "$mode"
-            failed=1
+        if ! grep -q "^cudapool_preload: $mode mode, with " <<<"$output"; then
+            verdict FAILED "$name ($mode)" 'the shim had nothing to do'
         fi
     done
 }

@@ -6,16 +6,16 @@
 # The loader must find the simulated driver and libcudapool.so (LD_LIBRARY_PATH). --short leaves out what has no bound.
 set -euo pipefail
 
-if (($# < 2)); then
-    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-    exit 2
-fi
+# shellcheck source=tests/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+(($# >= 2)) || usage
 directory=$1
 shim=$2
 # As in the demo: about what these take on a real device.
 readonly LATENCIES=cuMemAlloc=20us,cuMemFree=20us,cuMemCreate=30us,cuMemRelease=25us,cuMemMap=2us,cuMemSetAccess=40us,cuMemUnmap=35us
+scrub
 export CUDASIM_MEMORY=8GiB
-unset CUDAPOOL_CONF CUDASIM_LATENCY
 
 LD_PRELOAD=$shim CUDAPOOL_PRELOAD=guard "$directory/bench"
 [[ ${3:-} != --short ]] || exit 0

@@ -6,23 +6,22 @@
 # One line per program, and the count last. "skipped:" lines where a program is not on this machine.
 set -uo pipefail
 
-if (($# != 2)); then
-    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-    exit 2
-fi
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=tests/lib.sh
+source "$here/../lib.sh"
+
+(($# == 2)) || usage
 directory=$1
 shim=$2
 
 readonly LIMIT_S=60
 
-unset LD_PRELOAD CUDAPOOL_PRELOAD CUDAPOOL_CONF
-passed=0
-failed=0
+scrub
 
 # Output, errors and exit code of a command.
 observe() {
     local code=0
-    timeout --kill-after=5 "$LIMIT_S" "$@" 2>&1 </dev/null || code=$?
+    limited "$LIMIT_S" "$@" 2>&1 || code=$?
     printf 'exit code %d\n' "$code"
 }
 
@@ -34,27 +33,24 @@ same() {
     for mode in guard pool wrong; do
         with=$(observe env LD_PRELOAD="$shim" CUDAPOOL_PRELOAD="$mode" CUDAPOOL_CONF=log:debug "$@")
         if [[ $with != "$without" ]]; then
-            printf 'FAILED  %s: differs with the shim (%s)\n' "$name" "$mode"
-            diff <(printf '%s\n' "$without") <(printf '%s\n' "$with") | head -n 20 | sed 's/^/    /'
-            failed=$((failed + 1))
+            verdict FAILED "$name" "differs with the shim ($mode)"
+            show "$(diff <(printf '%s\n' "$without") <(printf '%s\n' "$with"))"
             return
         fi
     done
     if [[ $without != *"exit code 0" ]]; then
-        printf 'FAILED  %s: fails by itself\n' "$name"
-        sed 's/^/    /' <<<"$without" | head -n 20
-        failed=$((failed + 1))
+        verdict FAILED "$name" "fails by itself"
+        show "$without"
         return
     fi
-    printf 'ok      %s\n' "$name"
-    passed=$((passed + 1))
+    verdict ok "$name"
 }
 
 same_if_there() {
     if command -v "$2" >/dev/null; then
         same "$@"
     else
-        printf 'skipped: %s is not on this machine\n' "$2"
+        verdict skipped "$1" "$2 is not on this machine"
     fi
 }
 
@@ -79,5 +75,4 @@ same_if_there "gdb --version" gdb --version
 same_if_there "perl" perl -e 'print join(",", map { $_ * 2 } 1 .. 5), "\n"'
 same "cc" "${CC:-cc}" --version
 
-printf '%d passed, %d failed\n' "$passed" "$failed"
-((failed == 0))
+finish

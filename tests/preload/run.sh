@@ -2,19 +2,16 @@
 # Runs the clients of the preload shim, which `make preload-test` has built, on the simulated driver. Usage:
 #
 #   tests/preload/run.sh DIRECTORY SHIM [PROGRAM...]
+#   tests/preload/run.sh --list        # the programs
 #
-# One line per run, what a failing program printed below its line, and the count last. The loader must find the simulated driver and
-# libcudapool.so (LD_LIBRARY_PATH). PRELOAD_WRAPPER is put in front of each program, PRELOAD_SLOWER multiplies the time limits.
+# One line per run, what a failing program printed below its line, and the count last. The loader must find the
+# simulated driver and libcudapool.so (LD_LIBRARY_PATH). TEST_WRAPPER is put in front of each program (valgrind),
+# TEST_SLOWER multiplies the time limits.
 set -uo pipefail
 
-if (($# < 2)); then
-    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-    exit 2
-fi
-directory=$1
-shim=$2
-shift 2
-only=("$@")
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=tests/lib.sh
+source "$here/../lib.sh"
 
 readonly LIMIT_S=60
 
@@ -83,51 +80,46 @@ pool  -                               forks dlsym pool
 pool  CUDAPOOL_CONF=backend:malloc    forks dlsym pool
 '
 
-passed=0
-failed=0
-
 wanted() {
-    local name
+    local each
     ((${#only[@]} == 0)) && return 0
-    for name in "${only[@]}"; do
-        [[ $name == "$1" ]] && return 0
+    for each in "${only[@]}"; do
+        if [[ $each == "$1" ]]; then return 0; fi
     done
     return 1
 }
 
 run() {
-    local mode=$1 variant=$2 program=$3
+    local mode=$1 variant=$2 program=$3 name
+    local -a environment=()
     shift 3
-    local label="$program $*" output code=0 start=$SECONDS
-    # Nothing of the caller's may choose other options, devices, or a mode.
-    local -a environment=(-u CUDAPOOL_CONF -u CUDAPOOL_PRELOAD -u LD_PRELOAD CUDASIM_MEMORY=8GiB)
-    local variable
-    for variable in "${!CUDASIM_@}"; do environment=(-u "$variable" "${environment[@]}"); done
+    name="$program${*:+ $*}"
     if [[ $mode == none ]]; then
-        label+=" (without the shim"
+        name+=" (without the shim"
     else
         environment+=("LD_PRELOAD=$shim" "CUDAPOOL_PRELOAD=$mode")
-        label+=" ($mode"
+        name+=" ($mode"
     fi
     if [[ $variant != - ]]; then
         environment+=("$variant")
-        label+=", $variant"
+        name+=", $variant"
     fi
-    label+=")"
-    output=$(timeout --kill-after=5 $((LIMIT_S * ${PRELOAD_SLOWER:-1})) \
-        env "${environment[@]}" ${PRELOAD_WRAPPER:-} "$directory/$program" "$@" 2>&1 </dev/null) || code=$?
-    if ((code == 0)); then
-        passed=$((passed + 1))
-        printf 'ok      %s\n' "$label"
-        # Parts that a program skipped are said, so that nobody takes them for tested.
-        grep '^skipped: ' <<<"$output" | sed 's/^/    /'
-    else
-        failed=$((failed + 1))
-        printf 'FAILED  %s, %d s, exit code %d\n' "$label" $((SECONDS - start)) "$code"
-        sed 's/^/    /' <<<"$output" | head -n 60
-    fi
+    # shellcheck disable=SC2086 # the wrapper is words
+    attempt "${name//$directory\//})" "$LIMIT_S" env "${environment[@]}" ${TEST_WRAPPER:-} "$directory/$program" "$@"
 }
 
+if [[ ${1:-} == --list ]]; then
+    while read -r _ _ program _; do printf '%s\n' "$program"; done <<<"$runs" | awk 'NF && !seen[$0]++'
+    exit
+fi
+(($# >= 2)) || usage
+directory=$1
+shim=$2
+shift 2
+only=("$@")
+# Nothing of the caller's may choose other options, devices, or a mode.
+scrub
+export CUDASIM_MEMORY=8GiB
 while read -r mode variant program arguments; do
     if [[ -n $mode ]] && wanted "$program"; then
         # shellcheck disable=SC2086 # the arguments are words
@@ -135,5 +127,4 @@ while read -r mode variant program arguments; do
     fi
 done <<<"$runs"
 
-printf '%d passed, %d failed\n' "$passed" "$failed"
-((failed == 0 && passed > 0))
+finish

@@ -6,21 +6,19 @@
 # One line per check, the count last.
 set -uo pipefail
 
-if (($# != 3)); then
-    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-    exit 2
-fi
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=tests/lib.sh
+source "$here/../lib.sh"
+
+(($# == 3)) || usage
 directory=$(cd "$1" && pwd)
 shim=$2
 beside=${shim%/*}
 driver=${3%/*}
 
-unset LD_PRELOAD LD_LIBRARY_PATH CUDAPOOL_PRELOAD CUDAPOOL_CONF
-for variable in "${!CUDASIM_@}"; do unset "$variable"; done
+scrub
+unset LD_LIBRARY_PATH
 export CUDASIM_MEMORY=8GiB
-
-passed=0
-failed=0
 
 # name | lines that must be said, in order, as patterns (none: nothing) | environment and command
 check() {
@@ -42,12 +40,10 @@ check() {
         [[ ${said[$line]:-} == $pattern ]] || good=0
     done
     if ((good)); then
-        passed=$((passed + 1))
-        printf 'ok      %s\n' "$name"
+        verdict ok "$name"
     else
-        failed=$((failed + 1))
-        printf 'FAILED  %s, %s\n' "$name" "$code"
-        printf '    %s\n' "${said[@]}"
+        verdict FAILED "$name" "$code"
+        show "$(printf '%s\n' "${said[@]}")"
     fi
 }
 
@@ -58,10 +54,10 @@ cp "$shim" "$alone/libcudapool_preload.so"
 on_driver=("LD_LIBRARY_PATH=$driver")
 check "nothing is said by default" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" "$directory/lonely" dlsym 100 0
-check "a line at the first use (guard)" "cudapool_preload: guard mode, with $beside/libcudapool.so and $driver/libcuda.so.1" \
+check "a line at the first use (guard)" "cudapool_preload: guard mode, with $beside/libcudapool.so.0 and $driver/libcuda.so.1" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "a line at the first use (pool), and the pool's own" \
-    "cudapool_preload: pool mode, with $beside/libcudapool.so and $driver/libcuda.so.1" "*device 0: the pool has begun, on *" \
+    "cudapool_preload: pool mode, with $beside/libcudapool.so.0 and $driver/libcuda.so.1" "*device 0: the pool has begun, on *" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 1 0
 check "nothing is said in off mode" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=off CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
@@ -71,7 +67,7 @@ check "a mode that is no text" 'cudapool_preload: CUDAPOOL_PRELOAD is "po?ol?", 
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=$'po\xffol\n' CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "an option that is none" "cudapool_preload: *no_such_option*" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=no_such_option:1 "$directory/lonely" dlsym 100 0
-check "preloaded by a relative path" "cudapool_preload: guard mode, with $beside/*libcudapool.so and *" \
+check "preloaded by a relative path" "cudapool_preload: guard mode, with $beside/*libcudapool.so.0 and *" \
     -- -C "$beside" "${on_driver[@]}" LD_PRELOAD=./libcudapool_preload.so CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 # Folders whose names are no text, or long.
 printf -v long '%0200d' 0
@@ -95,12 +91,9 @@ said=$(LD_LIBRARY_PATH="$driver:$beside" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:in
     grep '^cudapool_preload: ' | sed 's/[0-9]\{4,\}/N/g' | sort | uniq -c | sort -rn)
 if [[ $(grep -c ', refused for memory, was rescued: the pool gave back [0-9.]* [KMG]iB$' <<<"$said") -ge 12 && $(wc -l <<<"$said") -eq \
     $(($(grep -c ' was rescued: ' <<<"$said") + 1)) && $said == *"1 cudapool_preload: guard mode, with "* ]]; then
-    printf 'ok      a line for each rescue\n'
-    passed=$((passed + 1))
+    verdict ok "a line for each rescue"
 else
-    printf 'FAILED  a line for each rescue\n%s\n' "$said"
-    failed=$((failed + 1))
+    verdict FAILED "a line for each rescue"
+    show "$said"
 fi
-
-printf '%d passed, %d failed\n' "$passed" "$failed"
-((failed == 0))
+finish

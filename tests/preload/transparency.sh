@@ -4,36 +4,33 @@
 #
 #   tests/preload/transparency.sh DIRECTORY SHIM SIMULATED_LIBCUDA
 #
-# One line per check; "skipped:" lines where NVIDIA's libraries cannot be had. Exit code 1 if a check fails.
+# One line per check, the count last. Checks for which NVIDIA's libraries cannot be had are skipped.
 set -uo pipefail
 
-if (($# != 3)); then
-    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-    exit 2
-fi
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=tests/lib.sh
+source "$here/../lib.sh"
+
+(($# == 3)) || usage
 directory=$1
 shim=$2
 simulated=$3
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 
 readonly LIMIT_S=120
 
 # Nothing of the caller's may choose a mode, options, or a device: with these the real driver finds none even where there is one.
-unset LD_LIBRARY_PATH LD_PRELOAD CUDAPOOL_PRELOAD CUDAPOOL_CONF
-for variable in "${!CUDASIM_@}"; do unset "$variable"; done
+scrub
+unset LD_LIBRARY_PATH
 export CUDA_VISIBLE_DEVICES=
 
-failed=0
-
 check_lookup() {
-    # It prints its own line.
-    timeout "$LIMIT_S" python3 "$here/check_lookup.py" "$1" "$shim" || failed=1
+    attempt "lookup table of $2, with the shim" "$LIMIT_S" python3 "$here/check_lookup.py" "$1" "$shim"
 }
 
 observe() {
     local code=0
-    timeout "$LIMIT_S" "$@" 2>&1 </dev/null || code=$?
+    limited "$LIMIT_S" "$@" 2>&1 || code=$?
     printf 'exit code %d\n' "$code"
 }
 
@@ -43,21 +40,19 @@ check_runtime() {
     shift 3
     without=$(observe env LD_LIBRARY_PATH="$driver:$runtime" "$@")
     if [[ $without != *"exit code 0" || $without != *"cudaErrorNoDevice"* ]]; then
-        printf 'FAILED: %s: not what is to be without a device\n' "$name"
-        head -n 20 <<<"$without"
-        failed=1
+        verdict FAILED "$name" 'not what is to be without a device'
+        show "$without"
         return
     fi
     for mode in guard pool off; do
         with=$(observe env LD_LIBRARY_PATH="$driver:$runtime" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD="$mode" "$@")
         if [[ $with != "$without" ]]; then
-            printf 'FAILED: %s: differs with the shim (%s)\n' "$name" "$mode"
-            diff <(printf '%s\n' "$without") <(printf '%s\n' "$with") | head -n 20
-            failed=1
+            verdict FAILED "$name" "differs with the shim ($mode)"
+            show "$(diff <(printf '%s\n' "$without") <(printf '%s\n' "$with"))"
             return
         fi
     done
-    printf 'ok: %s: the same %d lines in all modes\n' "$name" "$(wc -l <<<"$without")"
+    verdict ok "$name, in all modes"
 }
 
 # Where the wheel of NVIDIA's runtime library has been unpacked; nothing where it cannot be had.
@@ -77,21 +72,21 @@ build_runtime_programs() {
             -o "$directory/runtime_static" "$runtime/libcudart_static.a" -ldl -lrt -pthread; }
 }
 
-check_lookup "$simulated"
+check_lookup "$simulated" 'the simulated driver'
 
 runtime=$(runtime_folder)
 if [[ -z $runtime ]]; then
-    printf 'skipped: NVIDIA'\''s runtime library cannot be had\n'
+    verdict skipped "NVIDIA's runtime library" 'it cannot be had'
 elif ! build_runtime_programs "$runtime"; then
-    printf 'FAILED: the programs on the runtime library cannot be built\n'
-    failed=1
+    verdict FAILED "NVIDIA's runtime library" 'the programs on it cannot be built'
     runtime=
 fi
 
 seen=" "
 for suites in "" bookworm trixie experimental; do
     answer=$(LIBCUDA1_SUITES=$suites "$root/tests/real/fetch_libcuda1.sh") || {
-        tail -n 1 <<<"$answer"
+        answer=$(tail -n 1 <<<"$answer")
+        verdict skipped "NVIDIA's driver${suites:+ of $suites}" "${answer#skipped: }"
         # Without a network the rest would only take time.
         if [[ -z $suites ]]; then break; fi
         continue
@@ -100,7 +95,7 @@ for suites in "" bookworm trixie experimental; do
     version=$(<"${path%/lib/*}/version")
     if [[ $seen == *" $version "* ]]; then continue; fi
     seen+="$version "
-    check_lookup "$path"
+    check_lookup "$path" "driver $version"
     if [[ -n $runtime ]]; then
         check_runtime "runtime library, opened, on driver $version" "${path%/*}" "$runtime" \
             "$directory/runtime_opened" "$(echo "$runtime"/libcudart.so.1[0-9])"
@@ -110,4 +105,4 @@ for suites in "" bookworm trixie experimental; do
         fi
     fi
 done
-exit "$failed"
+finish

@@ -2,11 +2,11 @@
 # Checks against NVIDIA's real driver library on a machine without a device: what libcudapool answers where
 # there is no driver and no device, and whether the simulated driver's lookup is the real one's.
 #
-# One line per check; "skipped:" lines where the real library cannot be had. Exit code 1 if a check fails,
-# 77 if nothing could be checked.
+# One line per check, the count last; what the real library cannot be had for is skipped. Exit code 1 if a check
+# fails, 77 if nothing could be checked.
 #
 # CUDAPOOL_LIBRARY and CUDASIM_LIBRARY name builds in other places.
-set -euo pipefail
+set -uo pipefail
 
 # Each call that fails should take microseconds.
 readonly LIMIT_S=60
@@ -16,47 +16,31 @@ root=$(cd "$here/../.." && pwd)
 library=${CUDAPOOL_LIBRARY:-$root/target/release/libcudapool.so}
 simulated=${CUDASIM_LIBRARY:-$root/target/sim/libcuda.so.1}
 build=$root/target/real
+# shellcheck source=tests/lib.sh
+source "$here/../lib.sh"
 
 # Nothing of the caller's may choose a driver, options, or a device: with these the real driver finds none
 # even where there is one.
-unset LD_LIBRARY_PATH LD_PRELOAD CUDAPOOL_CONF RUST_LOG RUST_BACKTRACE
+scrub
+unset LD_LIBRARY_PATH
 export CUDA_VISIBLE_DEVICES=
-
-failed=0
-passed=0
 
 main() {
     mkdir -p "$build"
     require "$library" "make lib"
     require "$simulated" "make sim"
-    if ((failed)); then exit 1; fi
+    if ((failed)); then finish; fi
     "${CC:-cc}" -std=c99 -Wall -Wextra -Wpedantic -Werror -O1 -I"$root/include" \
         "$here/no_device.c" -o "$build/no_device" -pthread -ldl
 
     check_without_driver
     check_with_real_drivers
-
-    if ((failed)); then exit 1; fi
-    if ((passed == 0)); then exit 77; fi
+    finish
 }
 
 require() {
     if [[ ! -e $1 ]]; then
-        printf 'FAILED: %s is not there; build it first (%s)\n' "$1" "$2"
-        failed=1
-    fi
-}
-
-# Runs one check: its name, then a command.
-check() {
-    local name=$1
-    shift
-    if "$@"; then
-        printf 'ok: %s\n' "$name"
-        passed=$((passed + 1))
-    else
-        printf 'FAILED: %s (exit code %d)\n' "$name" "$?"
-        failed=1
+        verdict FAILED "$1" "it is not there; build it first ($2)"
     fi
 }
 
@@ -75,10 +59,10 @@ sys.exit(1)'
 
 check_without_driver() {
     if system_has_driver; then
-        printf 'skipped: no driver: this system has one\n'
+        verdict skipped 'no driver' 'this system has a driver'
     else
-        check "no driver: every call answers 300, silently" \
-            timeout "$LIMIT_S" "$build/no_device" "$library" 300
+        attempt "no driver: every call answers 300, silently" "$LIMIT_S" bash -c 'silently "$@"' - \
+            "$build/no_device" "$library" 300
     fi
 }
 
@@ -90,11 +74,12 @@ check_with_real_drivers() {
         code=0
         answer=$(LIBCUDA1_SUITES=$suites "$here/fetch_libcuda1.sh") || code=$?
         if ((code)); then
-            if ((code != 77)); then
-                printf 'FAILED: fetch_libcuda1.sh (exit code %d)\n' "$code"
-                failed=1
+            answer=$(tail -n 1 <<<"$answer")
+            if ((code == 77)); then
+                verdict skipped "NVIDIA's driver${suites:+ of $suites}" "${answer#skipped: }"
+            else
+                verdict FAILED "NVIDIA's driver${suites:+ of $suites}" "fetch_libcuda1.sh: exit code $code"
             fi
-            tail -n 1 <<<"$answer"
             # Without a network the rest would only take time.
             if [[ -z $suites ]]; then return; fi
             continue
@@ -106,17 +91,12 @@ check_with_real_drivers() {
 
         cu_init=$(python3 -c 'import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cuInit(0))' "$path" || true)
         if [[ $cu_init == 100 ]]; then
-            check "no device, driver $version: every call answers 301, silently" \
-                env LD_LIBRARY_PATH="${path%/*}" timeout "$LIMIT_S" "$build/no_device" "$library" 301
+            attempt "no device, driver $version: every call answers 301, silently" "$LIMIT_S" \
+                bash -c 'silently "$@"' - env LD_LIBRARY_PATH="${path%/*}" "$build/no_device" "$library" 301
         else
-            printf 'skipped: no device, driver %s: cuInit answers %s here\n' "$version" "${cu_init:-nothing}"
+            verdict skipped "no device, driver $version" "cuInit answers ${cu_init:-nothing} here"
         fi
-        # It prints its own line.
-        if python3 "$here/check_lookup.py" "$simulated" "$path"; then
-            passed=$((passed + 1))
-        else
-            failed=1
-        fi
+        attempt "lookup table of driver $version" "$LIMIT_S" python3 "$here/check_lookup.py" "$simulated" "$path"
     done
 }
 
