@@ -126,7 +126,7 @@ run() {
     # Nothing of the caller's may choose other options or devices.
     start=$SECONDS
     output=$(env -u CUDAPOOL_CONF -u CUDASIM_MEMORY -u CUDASIM_DEVICES -u CUDASIM_NO_VMM -u CUDASIM_FAIL \
-        -u CUDASIM_LATENCY -u CUDASIM_DRIVER_VERSION "${assignments[@]}" \
+        -u CUDASIM_LATENCY -u CUDASIM_CLOCK -u CUDASIM_DRIVER_VERSION "${assignments[@]}" \
         timeout --kill-after=5 $((limit * ${CTEST_SLOWER:-1})) ${CTEST_WRAPPER:-} "$directory/$program" 2>&1 </dev/null)
     code=$?
     verdict=FAILED

@@ -14,7 +14,7 @@ static double begin;
 static double freed_at; /* guarded by whoever has the memory */
 
 struct worker {
-  pthread_t thread;
+  struct check_thread thread;
   int number;
   uint64_t rounds;
   uint64_t heard_after[BUCKETS];
@@ -76,10 +76,10 @@ int main(void) {
   begin = now_ms();
   for (i = 0; i < THREADS; i++) {
     workers[i].number = i;
-    CHECK_EQ(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
+    start_thread(&workers[i].thread, work, &workers[i]);
   }
   for (i = 0; i < THREADS; i++) {
-    CHECK_EQ(pthread_join(workers[i].thread, NULL), 0);
+    join_thread(&workers[i].thread);
     rounds += workers[i].rounds;
     CHECK(workers[i].rounds > 100);
     for (bucket = 2; bucket < BUCKETS; bucket++) {
