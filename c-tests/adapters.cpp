@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "driver.h"
+#include "thread.h"
 
 #include <sys/mman.h>
 
@@ -11,7 +12,6 @@
 #include <functional>
 #include <limits>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -216,7 +216,7 @@ void wrong_frees_change_nothing() {
 }
 
 void works_on_many_threads() {
-  std::vector<std::thread> threads;
+  std::vector<Thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([i] {
       CUcontext context = driver_start(0);
@@ -243,7 +243,7 @@ void works_on_many_threads() {
       CU(StreamDestroy(stream));
     });
   }
-  for (std::thread &thread : threads) thread.join();
+  for (Thread &thread : threads) thread.join();
   CHECK_TRIMS_TO_ZERO(0);
 }
 

@@ -404,11 +404,11 @@ static void free_from_another_thread(void) {
   static const size_t sizes[] = {100, 10 << 20};
   size_t i;
   for (i = 0; i < 2; i++) {
-    pthread_t thread;
+    struct check_thread thread;
     void *block = NULL, *status = GARBAGE;
     CHECK_STATUS(POOL_OK, pool_alloc(&block, sizes[i]));
-    CHECK_EQ(pthread_create(&thread, NULL, free_in_thread, block), 0);
-    pthread_join(thread, &status);
+    start_thread(&thread, free_in_thread, block);
+    status = join_thread(&thread);
     CHECK_STATUS(POOL_OK, (int)(intptr_t)status);
     CHECK(is_dead(pool_free(block)));
   }

@@ -146,10 +146,10 @@ static void other_threads_do_not_break_a_capture(void) {
   int mode;
   CU(CtxGetCurrent(&context));
   for (mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED; mode++) {
-    pthread_t thread;
+    struct check_thread thread;
     begin(mode);
-    CHECK_EQ(pthread_create(&thread, NULL, allocate_beside_the_capture, context), 0);
-    pthread_join(thread, NULL);
+    start_thread(&thread, allocate_beside_the_capture, context);
+    join_thread(&thread);
     END();
   }
   CHECK_TRIMS_TO_ZERO(0);
@@ -191,12 +191,12 @@ static void captures_are_not_broken_once_the_pool_is_told(void) {
   int mode;
   CU(CtxGetCurrent(&context));
   for (mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED; mode++) {
-    pthread_t thread;
+    struct check_thread thread;
     captured = new_stream(CU_STREAM_NON_BLOCKING);
     CU(StreamBeginCapture(captured, mode));
     CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, captured));
-    CHECK_EQ(pthread_create(&thread, NULL, allocate_beside_the_capture, context), 0);
-    pthread_join(thread, NULL);
+    start_thread(&thread, allocate_beside_the_capture, context);
+    join_thread(&thread);
     end(__FILE__, __LINE__);
     CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, captured));
     CU(StreamDestroy(captured));

@@ -87,21 +87,119 @@ static inline int check_result(void) {
   return check_failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-/* ---- time and chance ---- */
+/* ---- time and threads ---- */
+
+/* The clock of a driver with virtual time, which driver.h fills in; all NULL: the host's. */
+static struct {
+  uint64_t (*now_ns)(void);
+  void (*sleep_ns)(uint64_t ns);
+  void (*thread_expect)(void);
+  void (*thread_enter)(void);
+  void (*wait)(const uint32_t *word, uint32_t seen, uint64_t until);
+  void (*wake)(const uint32_t *word);
+} check_clock;
+
+static inline int time_is_virtual(void) {
+  return check_clock.wait != NULL;
+}
 
 static inline double now_ms(void) {
   struct timespec time;
+  if (time_is_virtual()) {
+    return (double)check_clock.now_ns() / 1e6;
+  }
   clock_gettime(CLOCK_MONOTONIC, &time);
   return (double)time.tv_sec * 1e3 + (double)time.tv_nsec / 1e6;
 }
 
 static inline void sleep_ms(int milliseconds) {
   struct timespec time;
+  if (time_is_virtual()) {
+    check_clock.sleep_ns((uint64_t)milliseconds * 1000000);
+    return;
+  }
   time.tv_sec = milliseconds / 1000;
   time.tv_nsec = (long)(milliseconds % 1000) * 1000000;
   while (nanosleep(&time, &time) != 0 && errno == EINTR) {
   }
 }
+
+/* Lets a little time pass, if only those who wait make it pass otherwise: a loop that never waits calls it. */
+static inline void let_time_pass(void) {
+  if (time_is_virtual()) {
+    check_clock.sleep_ns(1000);
+  }
+}
+
+/* Where time is virtual it is exact, but for what polling takes; elsewhere the machine may be slow. */
+static inline int check_took(double took, double want_ms, const char *file, int line) {
+  double most = time_is_virtual() ? want_ms + 2 : want_ms * 1.5 + 600;
+  int good = took >= want_ms - 2 && took <= most;
+  if (!good && check_fail(file, line)) {
+    fprintf(stderr, "it took %.3f ms, not %.3f ms\n", took, want_ms);
+  }
+  return good;
+}
+
+/* That something took so long. */
+#define CHECK_TOOK(took_ms, want_ms) check_took((took_ms), (want_ms), __FILE__, __LINE__)
+
+/* A count that threads raise, and wait for to be raised. */
+static inline void raise_count(uint32_t *count) {
+  __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
+  if (time_is_virtual()) {
+    check_clock.wake(count);
+  }
+}
+
+static inline void await_count(const uint32_t *count, uint32_t least) {
+  uint32_t seen;
+  while ((seen = __atomic_load_n(count, __ATOMIC_SEQ_CST)) < least) {
+    if (time_is_virtual()) {
+      check_clock.wait(count, seen, UINT64_MAX);
+    } else {
+      sleep_ms(1);
+    }
+  }
+}
+
+/* A thread that takes part in the clock from its start on, so that no time passes before it runs. */
+struct check_thread {
+  pthread_t handle;
+  void *(*run)(void *argument);
+  void *argument;
+  void *result;
+  uint32_t is_done;
+};
+
+static inline void *check_thread_main(void *data) {
+  struct check_thread *thread = (struct check_thread *)data;
+  if (time_is_virtual()) {
+    check_clock.thread_enter();
+  }
+  thread->result = thread->run(thread->argument);
+  raise_count(&thread->is_done);
+  return NULL;
+}
+
+static inline void start_thread(struct check_thread *thread, void *(*run)(void *), void *argument) {
+  memset(thread, 0, sizeof *thread);
+  thread->run = run;
+  thread->argument = argument;
+  if (time_is_virtual()) {
+    check_clock.thread_expect();
+  }
+  CHECK_EQ(pthread_create(&thread->handle, NULL, check_thread_main, thread), 0);
+}
+
+/* What its function answered. The wait is one in the clock: in pthread_join this thread would hold time up. */
+static inline void *join_thread(struct check_thread *thread) {
+  await_count(&thread->is_done, 1);
+  CHECK_EQ(pthread_join(thread->handle, NULL), 0);
+  return thread->result;
+}
+
+/* ---- chance ---- */
 
 /* xorshift64*: the same numbers everywhere, a state per thread. The seed is not 0. */
 static inline uint64_t random_next(uint64_t *state) {

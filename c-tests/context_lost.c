@@ -44,15 +44,15 @@ static void *grow(void *out) {
 /* Another thread notices the loss while this growth is under way. */
 static void lost_while_growing(void) {
   void *block = NULL, *grown = NULL, *result = NULL;
-  pthread_t thread;
+  struct check_thread thread;
   int status;
   CHECK_STATUS(POOL_OK, pool_alloc(&block, 2 * MIB));
   latency_of_growth(300);
-  CHECK_EQ(pthread_create(&thread, NULL, grow, &grown), 0);
+  start_thread(&thread, grow, &grown);
   sleep_ms(100);
   reset();
   CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, pool_free(block));
-  pthread_join(thread, &result);
+  result = join_thread(&thread);
   latency_of_growth(0);
   /* It may have been served from the new context, or the old one, or not at all. */
   status = (int)(intptr_t)result;

@@ -346,10 +346,10 @@ static void *another_thread(void *length) {
 
 static void last_error_is_the_threads_own(void) {
   size_t length = 1;
-  pthread_t thread;
+  struct check_thread thread;
   CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, pool_alloc(NULL, 1));
-  CHECK_EQ(pthread_create(&thread, NULL, another_thread, &length), 0);
-  pthread_join(thread, NULL);
+  start_thread(&thread, another_thread, &length);
+  join_thread(&thread);
   CHECK_EQ(length, 0);
 }
 

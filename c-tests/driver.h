@@ -32,7 +32,13 @@ static struct cuda_driver cu;
   F(live_handles)        \
   F(live_mappings)       \
   F(live_reservations)   \
-  F(live_allocations)
+  F(live_allocations)    \
+  F(use_virtual_clock)   \
+  F(clock)               \
+  F(now_ns)              \
+  F(sleep_ns)            \
+  F(thread_expect)       \
+  F(thread_enter)
 
 #define SIM_FIELD(name) __typeof__(&cudasim_##name) name;
 static struct {
@@ -40,6 +46,27 @@ static struct {
 } sim;
 
 #define CU(call) CHECK_EQ(cu.call, 0)
+
+/* The simulated driver keeps virtual time for the tests, so that they do not depend on the machine. Programs that check
+ * no times, and whose threads are to race, define CHECK_HOST_TIME: who waits in virtual time does not meet who runs. */
+static inline void driver_clock(void) {
+#ifndef CHECK_HOST_TIME
+  const struct cudasim_clock *clock;
+  if (sim.use_virtual_clock == NULL) {
+    return;
+  }
+  CHECK_EQ(sim.use_virtual_clock(), 0);
+  clock = sim.clock();
+  if (CHECK(clock != NULL)) {
+    check_clock.now_ns = sim.now_ns;
+    check_clock.sleep_ns = sim.sleep_ns;
+    check_clock.thread_expect = sim.thread_expect;
+    check_clock.thread_enter = sim.thread_enter;
+    check_clock.wait = clock->wait;
+    check_clock.wake = clock->wake;
+  }
+#endif
+}
 
 /* Opens the driver without initialising it. Ends the program, as skipped, where there is none. */
 static inline void driver_open(void) {
@@ -57,6 +84,7 @@ static inline void driver_open(void) {
   DRIVER_NEEDED(DRIVER_CHECK)
 #define SIM_LOAD(name) cuda_driver_symbol(library, "cudasim_" #name, &sim.name);
   SIM_FUNCTIONS(SIM_LOAD)
+  driver_clock();
 }
 
 /* Opens and initialises it, and makes the primary context of a device current. */

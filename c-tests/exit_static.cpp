@@ -58,8 +58,8 @@ int main() {
   global = Buffer(MIB);
   of_this_thread = Buffer(MIB);
   local_static();
-  pthread_t thread;
-  CHECK_EQ(pthread_create(&thread, nullptr, thread_with_buffer, nullptr), 0);
-  pthread_join(thread, nullptr);
+  struct check_thread thread;
+  start_thread(&thread, thread_with_buffer, nullptr);
+  join_thread(&thread);
   return check_result();
 }

@@ -92,38 +92,38 @@ static int first_use(const struct trouble *fault) {
   return check_failures == 0 && calls < (uint64_t)fault->nth ? EXIT_BEYOND : driver_result();
 }
 
-static void with_both_codes(int (*child)(const struct trouble *), const char *name, int sticky, int thinning) {
+static void with_both_codes(int (*child)(const struct trouble *), const char *name, int sticky, int density) {
   struct trouble fault;
   fault.name = name;
   fault.nth = 0;
   fault.sticky = sticky;
   fault.code = CODE_OUT_OF_MEMORY;
-  scenario_each(child, fault, thinning);
+  scenario_each(child, fault, density);
   fault.code = CODE_UNKNOWN;
-  scenario_each(child, fault, thinning);
+  scenario_each(child, fault, density);
 }
 
 static void first_use_may_fail(void) {
-  with_both_codes(first_use, "*", 0, 0);
-  with_both_codes(first_use, "*", 1, 0);
+  with_both_codes(first_use, "*", 0, 8);
+  with_both_codes(first_use, "*", 1, 8);
 }
 
 static void each_call_once(void) {
   int i;
   for (i = 0; i < NAMES; i++) {
-    with_both_codes(later_use, names[i], 0, 8);
+    with_both_codes(later_use, names[i], 0, 3);
   }
 }
 
 static void each_function_from_each_call_on(void) {
   int i;
   for (i = 0; i < NAMES; i++) {
-    with_both_codes(later_use, names[i], 1, 8);
+    with_both_codes(later_use, names[i], 1, 3);
   }
 }
 
 static void all_calls_from_each_on(void) {
-  with_both_codes(later_use, "*", 1, 16);
+  with_both_codes(later_use, "*", 1, 8);
 }
 
 /* The calls that the ladder is made of. */
@@ -133,13 +133,13 @@ static void ladder_calls(void) {
                                       "cuMemAddressReserve", "cuMemAddressFree"};
   size_t i;
   for (i = 0; i < sizeof calls / sizeof calls[0]; i++) {
-    with_both_codes(in_the_ladder, calls[i], 0, 3);
-    with_both_codes(in_the_ladder, calls[i], 1, 2);
+    with_both_codes(in_the_ladder, calls[i], 0, 2);
+    with_both_codes(in_the_ladder, calls[i], 1, 1);
   }
 }
 
 static void all_calls_from_each_on_in_the_ladder(void) {
-  with_both_codes(in_the_ladder, "*", 1, 5);
+  with_both_codes(in_the_ladder, "*", 1, 4);
 }
 
 /* A call that the table lacks would never fail here. Runs last: from here on this process uses the driver. */

@@ -1,6 +1,7 @@
 /* fork.c: processes that fork. CUDA does not work in a child of a process that used it, and the child must learn
  * that from a status, whatever the parent's other threads were doing; everything else about fork goes on working. */
 
+#define CHECK_HOST_TIME /* its threads race */
 #include "check.h"
 #include "driver.h"
 
@@ -133,12 +134,12 @@ static void *keep_busy(void *number) {
 
 /* The other threads are in the middle of something, perhaps with a lock, and do not exist in the child. */
 static void child_while_threads_are_busy(void) {
-  pthread_t threads[3];
+  struct check_thread threads[3];
   uintptr_t i;
   int try;
   CHECK_STATUS(POOL_OK, pool_alloc((void **)&parents_block, 1000));
   for (i = 0; i < 3; i++) {
-    CHECK_EQ(pthread_create(&threads[i], NULL, keep_busy, (void *)i), 0);
+    start_thread(&threads[i], keep_busy, (void *)i);
   }
   for (try = 0; try < 40; try++) {
     if (!CHECK_EQ(in_child(every_function_says_forked), 0)) {
@@ -147,7 +148,7 @@ static void child_while_threads_are_busy(void) {
   }
   __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
   for (i = 0; i < 3; i++) {
-    pthread_join(threads[i], NULL);
+    join_thread(&threads[i]);
   }
   CHECK_STATUS(POOL_OK, pool_free(parents_block));
   CHECK_TRIMS_TO_ZERO(0);

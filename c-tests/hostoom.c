@@ -240,31 +240,31 @@ static int runtimes_functions(const struct trouble *trouble) {
   return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 
-static void every_allocation_fails(int (*child)(const struct trouble *), int thinning) {
+static void every_allocation_fails(int (*child)(const struct trouble *), int density) {
   struct trouble trouble = {"host allocation", 0, 0, 0};
-  scenario_each(child, trouble, thinning);
+  scenario_each(child, trouble, density);
   trouble.sticky = 1;
-  scenario_each(child, trouble, thinning);
+  scenario_each(child, trouble, density);
 }
 
 static void first_use_without_memory(void) {
-  every_allocation_fails(first_use, 0);
+  every_allocation_fails(first_use, 16);
 }
 
 static void later_use_without_memory(void) {
-  every_allocation_fails(later_use, 0);
+  every_allocation_fails(later_use, 8);
 }
 
 static void ladder_without_memory(void) {
-  every_allocation_fails(in_the_ladder, 16);
+  every_allocation_fails(in_the_ladder, 8);
 }
 
 static void many_blocks_without_memory(void) {
-  every_allocation_fails(many_blocks, 0);
+  every_allocation_fails(many_blocks, 8);
 }
 
 static void runtimes_functions_without_memory(void) {
-  every_allocation_fails(runtimes_functions, 0);
+  every_allocation_fails(runtimes_functions, 8);
 }
 
 int main(void) {

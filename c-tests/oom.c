@@ -263,13 +263,13 @@ static void *take_and_give(void *number) {
 }
 
 static void threads_share_what_there_is(void) {
-  pthread_t threads[4];
+  struct check_thread threads[4];
   uintptr_t i;
   for (i = 0; i < 4; i++) {
-    CHECK_EQ(pthread_create(&threads[i], NULL, take_and_give, (void *)i), 0);
+    start_thread(&threads[i], take_and_give, (void *)i);
   }
   for (i = 0; i < 4; i++) {
-    pthread_join(threads[i], NULL);
+    join_thread(&threads[i]);
   }
   CHECK_TRIMS_TO_ZERO(0);
 }

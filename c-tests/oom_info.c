@@ -209,12 +209,11 @@ static void larger_than_this_device(void) {
 /* Others take and give back while the numbers of an answer are read. */
 static void *run_out_and_take(void *seed) {
   uint64_t state = (uint64_t)(uintptr_t)seed;
-  double end = now_ms() + 1000;
   void *held[4] = {NULL, NULL, NULL, NULL};
   pool_t *pool = NULL;
-  int slot;
+  int slot, round;
   CHECK_STATUS(POOL_OK, pool_create(NULL, &pool));
-  while (now_ms() < end) {
+  for (round = 0; round < 1500; round++) {
     pool_request request = request_of((size_t)(1 + random_below(&state, 3000)) * MIB);
     slot = (int)random_below(&state, 4);
     request.pool = pool;
@@ -234,13 +233,13 @@ static void *run_out_and_take(void *seed) {
 
 static void numbers_read_while_others_take(void) {
   enum { THREADS = 6 };
-  pthread_t threads[THREADS];
+  struct check_thread threads[THREADS];
   int i;
   for (i = 0; i < THREADS; i++) {
-    CHECK_EQ(pthread_create(&threads[i], NULL, run_out_and_take, (void *)(uintptr_t)(i + 1)), 0);
+    start_thread(&threads[i], run_out_and_take, (void *)(uintptr_t)(i + 1));
   }
   for (i = 0; i < THREADS; i++) {
-    CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    join_thread(&threads[i]);
   }
 }
 

@@ -386,7 +386,7 @@ static void busy_stream_holds_up_nobody(void) {
 
 /* ---- the per-thread default stream: one handle, a stream per thread ---- */
 
-static pthread_barrier_t turn;
+static uint32_t writers_turn, readers_turn;
 
 static void *per_thread_writer(void *context) {
   int i;
@@ -397,33 +397,33 @@ static void *per_thread_writer(void *context) {
     busy(CU_STREAM_PER_THREAD, 3 * BUSY_MS);
     fill(old, sizes[i] & ~(size_t)3, OLD, CU_STREAM_PER_THREAD);
     CHECK_STATUS(POOL_OK, pool_free_async(old, CU_STREAM_PER_THREAD));
-    pthread_barrier_wait(&turn); /* the other thread allocates while the write is still to come */
+    raise_count(&writers_turn); /* the other thread allocates while the write is still to come */
     CU(StreamSynchronize(CU_STREAM_PER_THREAD));
-    pthread_barrier_wait(&turn);
+    raise_count(&writers_turn);
+    await_count(&readers_turn, (uint32_t)i + 1);
   }
   return NULL;
 }
 
 static void per_thread_streams_are_different_streams(void) {
   CUcontext context = NULL;
-  pthread_t writer;
+  struct check_thread writer;
   int i;
   CU(CtxGetCurrent(&context));
-  pthread_barrier_init(&turn, NULL, 2);
-  CHECK_EQ(pthread_create(&writer, NULL, per_thread_writer, context), 0);
+  start_thread(&writer, per_thread_writer, context);
   for (i = 0; i < SIZES; i++) {
     size_t bytes = sizes[i] & ~(size_t)3;
     void *new = NULL;
-    pthread_barrier_wait(&turn);
+    await_count(&writers_turn, 2 * (uint32_t)i + 1);
     CHECK_STATUS(POOL_OK, pool_alloc_async(&new, sizes[i], CU_STREAM_PER_THREAD));
     fill(new, bytes, NEW, CU_STREAM_PER_THREAD);
     CU(StreamSynchronize(CU_STREAM_PER_THREAD));
-    pthread_barrier_wait(&turn); /* now the write is done, wherever it went */
+    await_count(&writers_turn, 2 * (uint32_t)i + 2); /* now the write is done, wherever it went */
     CHECK(holds(new, bytes, NEW));
     CHECK_STATUS(POOL_OK, pool_free_async(new, CU_STREAM_PER_THREAD));
+    raise_count(&readers_turn);
   }
-  pthread_join(writer, NULL);
-  pthread_barrier_destroy(&turn);
+  join_thread(&writer);
   CHECK_TRIMS_TO_ZERO(0);
 }
 

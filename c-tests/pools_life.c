@@ -1,5 +1,6 @@
 /* pools_life.c: pools beside what can happen to a process: threads, lost contexts, stream captures, forks. */
 
+#define CHECK_HOST_TIME /* its threads race */
 #include "check.h"
 #include "driver.h"
 #include "pools.h"
@@ -63,22 +64,22 @@ static void *use_the_default_pool(void *unused) {
 
 static void pools_come_and_go_beside_the_default_one(void) {
   CUdeviceptr foreign = 0;
-  pthread_t makers[2], user;
+  struct check_thread makers[2], user;
   uintptr_t i;
   stop = 0;
   /* So little is left that pools get into each other's ladders. */
   if (on_sim()) {
     CU(MemAlloc(&foreign, 8 * GIB - 350 * MIB));
   }
-  CHECK_EQ(pthread_create(&user, NULL, use_the_default_pool, NULL), 0);
+  start_thread(&user, use_the_default_pool, NULL);
   for (i = 0; i < 2; i++) {
-    CHECK_EQ(pthread_create(&makers[i], NULL, make_and_end_pools, (void *)i), 0);
+    start_thread(&makers[i], make_and_end_pools, (void *)i);
   }
   for (i = 0; i < 2; i++) {
-    pthread_join(makers[i], NULL);
+    join_thread(&makers[i]);
   }
   __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
-  pthread_join(user, NULL);
+  join_thread(&user);
   if (on_sim()) {
     CU(MemFree(foreign));
   }
@@ -105,18 +106,18 @@ static void a_pool_ends_under_requests(void) {
   int i, j;
   for (i = 0; i < 100; i++) {
     pool_t *pool = new_pool(NULL);
-    pthread_t threads[THREADS];
+    struct check_thread threads[THREADS];
     int status = POOL_ERROR_IN_USE;
     double start = now_ms();
     for (j = 0; j < THREADS; j++) {
-      CHECK_EQ(pthread_create(&threads[j], NULL, use_until_gone, pool), 0);
+      start_thread(&threads[j], use_until_gone, pool);
     }
     while (status == POOL_ERROR_IN_USE && now_ms() - start < 5000) {
       status = pool_destroy(pool);
     }
     CHECK_STATUS(POOL_OK, status);
     for (j = 0; j < THREADS; j++) {
-      pthread_join(threads[j], NULL);
+      join_thread(&threads[j]);
     }
     CU(CtxSynchronize());
     CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));
@@ -359,7 +360,7 @@ static void *make_pools(void *unused) {
 
 static void a_forked_child_has_no_pools(void) {
   pool_stats before, after;
-  pthread_t threads[2];
+  struct check_thread threads[2];
   int i;
   parents_pool = new_pool(NULL);
   parents_block = take(parents_pool, 5 * MIB);
@@ -370,7 +371,7 @@ static void a_forked_child_has_no_pools(void) {
   /* Whatever the parent's other threads were doing with the table of pools. */
   stop = 0;
   for (i = 0; i < 2; i++) {
-    CHECK_EQ(pthread_create(&threads[i], NULL, make_pools, NULL), 0);
+    start_thread(&threads[i], make_pools, NULL);
   }
   for (i = 0; i < 40; i++) {
     if (!CHECK_EQ(in_child(child_gets_nothing), 0)) {
@@ -379,7 +380,7 @@ static void a_forked_child_has_no_pools(void) {
   }
   __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
   for (i = 0; i < 2; i++) {
-    pthread_join(threads[i], NULL);
+    join_thread(&threads[i]);
   }
   after = pool_stats_of(parents_pool, 0);
   CHECK(memcmp(&before, &after, sizeof before) == 0);

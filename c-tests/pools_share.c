@@ -281,6 +281,9 @@ static void *use_a_pool(void *pool) {
     if (take_status((pool_t *)pool, random_size(&chance, 4 * MIB), &block) == POOL_OK) {
       give(block);
     }
+    if (random_below(&chance, 16) == 0) {
+      let_time_pass();
+    }
   }
   return NULL;
 }
@@ -289,14 +292,14 @@ static void *use_a_pool(void *pool) {
 static void pools_in_use_do_not_keep_the_answer(void) {
   enum { THREADS = 3 };
   pool_t *pools[THREADS];
-  pthread_t threads[THREADS];
+  struct check_thread threads[THREADS];
   void *live = take(NULL, 7 * GIB);
   int i;
   /* Nothing the others hold would do. */
   stop = 0;
   for (i = 0; i < THREADS; i++) {
     pools[i] = new_pool(NULL);
-    CHECK_EQ(pthread_create(&threads[i], NULL, use_a_pool, pools[i]), 0);
+    start_thread(&threads[i], use_a_pool, pools[i]);
   }
   sleep_ms(20);
   for (i = 0; i < 40; i++) {
@@ -308,7 +311,7 @@ static void pools_in_use_do_not_keep_the_answer(void) {
   }
   __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
   for (i = 0; i < THREADS; i++) {
-    pthread_join(threads[i], NULL);
+    join_thread(&threads[i]);
     CHECK_STATUS(POOL_OK, pool_destroy(pools[i]));
   }
   give(live);
@@ -346,10 +349,10 @@ static void waits_end_while_others_go_on(void) {
   for (own = 0; own < 2; own++) {
     pool_t *pool = own ? NULL : new_pool(&options);
     void *live = take(NULL, 7 * GIB);
-    pthread_t thread;
+    struct check_thread thread;
     double start;
     stop = 0;
-    CHECK_EQ(pthread_create(&thread, NULL, free_all_the_time, pool), 0);
+    start_thread(&thread, free_all_the_time, pool);
     sleep_ms(50);
     start = now_ms();
     refuse(NULL, GIB + 200 * MIB);
@@ -361,7 +364,7 @@ static void waits_end_while_others_go_on(void) {
     CHECK_STATUS(POOL_OK, pool_reclaim(0, 4 * GIB, NULL));
     CHECK(now_ms() - start < LONG_MS);
     __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
-    pthread_join(thread, NULL);
+    join_thread(&thread);
     give(live);
     if (pool != NULL) {
       CHECK_STATUS(POOL_OK, pool_destroy(pool));
@@ -396,14 +399,14 @@ static void *take_turns(void *pool) {
 static void pools_share_what_there_is(void) {
   enum { THREADS = 3 };
   pool_t *pools[THREADS] = {NULL, NULL, NULL};
-  pthread_t threads[THREADS];
+  struct check_thread threads[THREADS];
   int i;
   for (i = 0; i < THREADS; i++) {
     pools[i] = i > 0 ? new_pool(NULL) : NULL;
-    CHECK_EQ(pthread_create(&threads[i], NULL, take_turns, pools[i]), 0);
+    start_thread(&threads[i], take_turns, pools[i]);
   }
   for (i = 0; i < THREADS; i++) {
-    pthread_join(threads[i], NULL);
+    join_thread(&threads[i]);
   }
   CHECK_POOLS(pools, THREADS, 0);
   CHECK_STATUS(POOL_OK, pool_destroy(pools[1]));

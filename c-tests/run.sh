@@ -8,7 +8,7 @@
 # libraries (LD_LIBRARY_PATH). TEST_WRAPPER is put in front of each program (valgrind), TEST_SLOWER multiplies the
 # time limits, CTEST_SKIP names programs that the wrapper cannot run. With CTEST_REAL=1, for a real driver, the
 # variants that turn knobs of the simulated one are left out. After CTEST_SECONDS nothing more is started; CTEST_MOST
-# bounds each time limit.
+# bounds each time limit. CTEST_THOROUGH=1 has faults and hostoom fail each call, and not a spread of them: minutes.
 set -uo pipefail
 
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)

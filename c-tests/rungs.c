@@ -299,15 +299,15 @@ static void *free_late(void *block) {
 static void frees_of_others_go_before_host_memory(void) {
   pool_options options = default_options(), defaults = options;
   void *live = take(NULL, 6 * GIB), *block;
-  pthread_t thread;
+  struct check_thread thread;
   options.oom_wait_ms = 5000;
   options.spill = POOL_SPILL_HOST;
   CHECK_STATUS(POOL_OK, pool_configure(&options));
-  CHECK_EQ(pthread_create(&thread, NULL, free_late, live), 0);
+  start_thread(&thread, free_late, live);
   block = take(NULL, 4 * GIB);
   CHECK_EQ(stats_of(0).spill_count, 0);
   CHECK_EQ(stats_of(0).oom_wait_count, 1);
-  pthread_join(thread, NULL);
+  join_thread(&thread);
   give(block);
   CHECK_STATUS(POOL_OK, pool_configure(&defaults));
   finish(NULL);

@@ -1,6 +1,7 @@
 /* threads.c: many threads use every function at random, and pass blocks on to each other. Blocks carry marks that
  * only their owner may have written; the counters are sampled all the while and must be one consistent snapshot. */
 
+#define CHECK_HOST_TIME /* its threads race */
 #include "check.h"
 #include "driver.h"
 
@@ -158,18 +159,18 @@ static void *hammer(void *number) {
 }
 
 static void run_threads(void *(*function)(void *)) {
-  pthread_t threads[THREADS], sampler;
+  struct check_thread threads[THREADS], sampler;
   uintptr_t i;
   stop = 0;
-  CHECK_EQ(pthread_create(&sampler, NULL, sample, NULL), 0);
+  start_thread(&sampler, sample, NULL);
   for (i = 0; i < THREADS; i++) {
-    CHECK_EQ(pthread_create(&threads[i], NULL, function, (void *)i), 0);
+    start_thread(&threads[i], function, (void *)i);
   }
   for (i = 0; i < THREADS; i++) {
-    pthread_join(threads[i], NULL);
+    join_thread(&threads[i]);
   }
   __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
-  pthread_join(sampler, NULL);
+  join_thread(&sampler);
 }
 
 static void everything_at_random(void) {
@@ -204,12 +205,12 @@ static void threads_come_and_go(void) {
   uint64_t most = 0;
   int round, i;
   for (round = 0; round < 100; round++) {
-    pthread_t threads[4];
+    struct check_thread threads[4];
     for (i = 0; i < 4; i++) {
-      CHECK_EQ(pthread_create(&threads[i], NULL, short_life, NULL), 0);
+      start_thread(&threads[i], short_life, NULL);
     }
     for (i = 0; i < 4; i++) {
-      pthread_join(threads[i], NULL);
+      join_thread(&threads[i]);
     }
     if (round == 10) {
       most = stats_of(0).reserved_bytes;
@@ -237,9 +238,10 @@ static void *query_own_blocks(void *number) {
 
 /* Chunks come and go all the while: at no moment is a block of others not to be found. */
 static void blocks_are_found_while_memory_goes_back(void) {
-  pthread_t threads[4];
-  double start = now_ms();
+  enum { TRIMS = 3000 };
+  struct check_thread threads[4];
   size_t total = 0;
+  int round;
   uintptr_t i;
   CU(DeviceTotalMem(&total, 0));
   if (on_sim()) { /* a small device, so that requests give memory back too */
@@ -247,14 +249,14 @@ static void blocks_are_found_while_memory_goes_back(void) {
   }
   __atomic_store_n(&stop, 0, __ATOMIC_SEQ_CST);
   for (i = 0; i < 4; i++) {
-    CHECK_EQ(pthread_create(&threads[i], NULL, query_own_blocks, (void *)i), 0);
+    start_thread(&threads[i], query_own_blocks, (void *)i);
   }
-  while (now_ms() - start < 1500) {
+  for (round = 0; round < TRIMS; round++) {
     CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));
   }
   __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
   for (i = 0; i < 4; i++) {
-    pthread_join(threads[i], NULL);
+    join_thread(&threads[i]);
   }
   if (on_sim()) {
     CHECK_EQ(sim.set_memory(0, total), 0);

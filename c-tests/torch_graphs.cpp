@@ -3,9 +3,9 @@
 
 #include "check.h"
 #include "driver.h"
+#include "thread.h"
 
 #include <functional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -152,7 +152,7 @@ void says_whose_allocations_are_meant() {
   begin({4, 7});
   CU(StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   here = torch_alloc(kSize, 0, other);
-  std::thread([&] {
+  Thread([&] {
     driver_start(0);
     there = torch_alloc(kSize, 0, other);
     captured = torch_alloc(kSize, 0, stream);
@@ -259,7 +259,7 @@ void a_pool_is_the_graphs_until_it_is_gone() {
 
 // Everything at once and in any order: each request is answered, and at last the driver has all its memory back.
 void takes_any_order_from_any_thread() {
-  std::vector<std::thread> threads;
+  std::vector<Thread> threads;
   for (unsigned i = 0; i < 6; ++i) {
     threads.emplace_back([i] {
       driver_start(0);
@@ -279,7 +279,7 @@ void takes_any_order_from_any_thread() {
       CU(StreamDestroy(own));
     });
   }
-  for (std::thread &thread : threads) thread.join();
+  for (Thread &thread : threads) thread.join();
   for (unsigned long long id = 0; id < 4; ++id) {
     for (int i = 0; i < 6 * 400; ++i) {
       end_allocate_to_pool(0, {12, id});
@@ -312,7 +312,7 @@ int every_hook_says_forked() {
 
 // A thread of the parent is in the middle of something, perhaps with a lock, and does not exist in the child.
 void a_child_does_not_wait_for_threads_of_its_parent() {
-  std::vector<std::thread> threads;
+  std::vector<Thread> threads;
   threads.emplace_back([] {
     driver_start(0);
     while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) {
@@ -328,7 +328,7 @@ void a_child_does_not_wait_for_threads_of_its_parent() {
   for (int round = 0; round < 100 && CHECK_EQ(in_child(every_hook_says_forked), 0); ++round) {
   }
   __atomic_store_n(&stop, true, __ATOMIC_SEQ_CST);
-  for (std::thread &thread : threads) thread.join();
+  for (Thread &thread : threads) thread.join();
 }
 
 // Captures come and go: nothing of them adds up.

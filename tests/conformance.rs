@@ -19,7 +19,7 @@ use cudapool::ffi::types::*;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 const SIM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/sim");
 const SIM_LIBRARY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/sim/libcuda.so.1");
@@ -639,13 +639,12 @@ fn take(lab: &mut Lab, taker: Taker, size: usize, value: u32) -> Block {
         Taker::OtherStream => (work(&lab.cuda, Way::Stream(lab.other), lab.other), Way::Stream(lab.other)),
         Taker::DeviceOrder => (work(&lab.cuda, Way::Device, lab.other), Way::Device),
         Taker::OtherThread => {
-            let context = lab.context;
-            let thread = || {
-                let cuda = Cuda::open();
+            let (context, at) = (lab.context, AtomicU64::new(0));
+            lab.cuda.on_threads(1, |cuda, _| {
                 ok(cuda.cuCtxSetCurrent(context));
-                work(&cuda, Way::Stream(PER_THREAD), PER_THREAD)
-            };
-            let at = std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
+                at.store(work(cuda, Way::Stream(PER_THREAD), PER_THREAD), Relaxed);
+            });
+            let at = at.into_inner();
             // Looked at, and freed, from here on by another stream: that thread's is gone.
             (at, Way::Stream(lab.other))
         }

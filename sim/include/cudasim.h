@@ -89,7 +89,8 @@ int cudasim_poke(struct CUstream_st *stream, uint64_t dptr, uint32_t value, uint
  * each thread of the program from its first call of the driver to its end. All times of this driver go by it: work,
  * latencies, events; a query that answers "not ready" takes 1 us. If it cannot go on, a report says who sleeps.
  *
- * CUDASIM_CLOCK=virtual switches it on, or this call before the first use of the driver; 0, or a code if that is over.
+ * CUDASIM_CLOCK=virtual switches it on, or this call before the first use of the driver or of the clock; 0, or a code if
+ * that is over.
  */
 int cudasim_use_virtual_clock(void);
 

@@ -174,6 +174,13 @@ pub fn decide(is_virtual: bool) {
     let _ = MODE.compare_exchange(UNSET, mode, Ordering::AcqRel, Ordering::Acquire);
 }
 
+/// The first use of the clock is a choice.
+fn choose() {
+    if MODE.load(Ordering::Acquire) == UNSET {
+        crate::knobs::choose_clock();
+    }
+}
+
 #[inline]
 pub fn is_virtual() -> bool {
     MODE.load(Ordering::Relaxed) == VIRTUAL
@@ -415,7 +422,7 @@ fn drain_stores() {
 
 #[no_mangle]
 pub extern "C" fn cudasim_clock() -> *const Functions {
-    crate::knobs::fixed();
+    choose();
     match is_virtual() {
         true => &FUNCTIONS,
         false => std::ptr::null(),
@@ -433,25 +440,25 @@ pub extern "C" fn cudasim_use_virtual_clock() -> i32 {
 
 #[no_mangle]
 pub extern "C" fn cudasim_now_ns() -> u64 {
-    crate::knobs::fixed();
+    choose();
     now()
 }
 
 #[no_mangle]
 pub extern "C" fn cudasim_sleep_ns(nanoseconds: u64) {
-    crate::knobs::fixed();
+    choose();
     sleep(Duration::from_nanos(nanoseconds));
 }
 
 #[no_mangle]
 pub extern "C" fn cudasim_thread_expect() {
-    crate::knobs::fixed();
+    choose();
     expect();
 }
 
 #[no_mangle]
 pub extern "C" fn cudasim_thread_enter() {
-    crate::knobs::fixed();
+    choose();
     enter();
 }
 

@@ -115,6 +115,15 @@ pub fn first_use() -> bool {
     first
 }
 
+/// Settles which clock time goes by, and reads no other knob: a program may look at the clock and turn these then.
+pub fn choose_clock() {
+    clock::decide(number("CUDASIM_CLOCK", false, |text| match text {
+        "host" => Some(false),
+        "virtual" => Some(true),
+        _ => None,
+    }));
+}
+
 static FIXED: OnceLock<Fixed> = OnceLock::new();
 
 /// The settings; the first use reads the environment.
@@ -150,11 +159,7 @@ pub fn fixed() -> &'static Fixed {
                 }
             }
         }
-        clock::decide(number("CUDASIM_CLOCK", false, |text| match text {
-            "host" => Some(false),
-            "virtual" => Some(true),
-            _ => None,
-        }));
+        choose_clock();
         for entry in control::all_exports() {
             entry.call.mark(CLOCKED, clock::is_virtual());
             let newer = control::since(entry.call.name) > fixed.driver_version;
