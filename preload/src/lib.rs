@@ -25,6 +25,8 @@
 #![deny(clippy::undocumented_unsafe_blocks, unsafe_op_in_unsafe_fn)]
 
 #[macro_use]
+mod abi;
+#[macro_use]
 mod hooks;
 mod alloc;
 mod capture;

@@ -2,6 +2,7 @@
 //!
 //! The library beside the shim is taken, unless the program has one loaded already: there must be one pool.
 
+pub use crate::abi::*;
 use crate::mode::{self, Mode};
 use crate::text::{Line, Shown, of_c, say};
 use crate::{elf, stub};
@@ -11,81 +12,8 @@ use core::mem::{size_of, transmute, zeroed};
 use core::ptr;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering::*};
 
-/// `POOL_DEVICE_CURRENT`
-pub const CURRENT_DEVICE: c_int = -1;
-pub const OK: c_int = 0;
-pub const ERROR_INVALID_POINTER: c_int = 101;
-pub const ERROR_DOUBLE_FREE: c_int = 102;
-pub const ERROR_OUT_OF_MEMORY: c_int = 200;
-pub const ERROR_HOST_OUT_OF_MEMORY: c_int = 201;
-pub const ERROR_CONTEXT_LOST: c_int = 304;
-pub const ERROR_FORKED: c_int = 400;
-/// `POOL_REQUEST_OWN_ALLOCATION`
-pub const OWN_ALLOCATION: u64 = 2;
-/// `POOL_BACKEND_AUTO`, `POOL_BACKEND_MALLOC`
-const BACKEND_AUTO: i32 = 0;
-const BACKEND_MALLOC: i32 = 2;
-/// `POOL_ORDER_STREAM`
-pub const ORDER_STREAM: i32 = 1;
-/// `POOL_LOG_INFO`
-const LOG_INFO: i32 = 3;
-
-/// `pool_request`
-#[repr(C)]
-pub struct Request {
-    pub struct_size: usize,
-    pub pool: *mut c_void,
-    pub size: usize,
-    pub alignment: usize,
-    pub device: i32,
-    pub reserved: i32,
-    pub flags: u64,
-    pub stream: usize,
-    pub owner: *const c_char,
-}
-
-/// `pool_block_info`
-#[repr(C)]
-pub struct BlockInfo {
-    pub struct_size: usize,
-    pub base: usize,
-    pub requested_size: usize,
-    pub usable_size: usize,
-    pub device: i32,
-    pub order: i32,
-    pub stream: usize,
-    pub owner: [c_char; 32],
-}
-
-/// `pool_stats`, as far as it is read.
-#[repr(C)]
-struct Stats {
-    struct_size: usize,
-    live: u64,
-    live_peak: u64,
-    requested: u64,
-    cached: u64,
-    pending: u64,
-    overhead: u64,
-    reserved: u64,
-}
-
-/// `pool_options`, and room for what later versions add: all of it goes back as it came.
-#[repr(C)]
-struct Options {
-    struct_size: usize,
-    limit_bytes: u64,
-    limit_percent: u32,
-    max_idle_percent: u32,
-    backend: i32,
-    order: i32,
-    settle_ms: u32,
-    log: i32,
-    rest: [u64; 26],
-}
-
 macro_rules! functions {
-    ($($field:ident = $symbol:literal fn($($arg:ty),*) -> $result:ty;)*) => {
+    ($($field:ident = $symbol:ident fn($($arg:ty),*) -> $result:ty;)*) => {
         /// The functions of the C ABI.
         pub struct Pool {
             $($field: unsafe extern "C" fn($($arg),*) -> $result,)*
@@ -96,7 +24,7 @@ macro_rules! functions {
             fn load(library: *mut c_void) -> Option<Pool> {
                 Some(Pool {
                     $($field: {
-                        let found = stub::ask(library, $symbol.as_ptr(), ptr::null());
+                        let found = stub::ask(library, concat!(stringify!($symbol), "\0").as_ptr().cast(), ptr::null());
                         if found.is_null() {
                             return None;
                         }
@@ -109,20 +37,7 @@ macro_rules! functions {
     };
 }
 
-functions! {
-    alloc_with = c"pool_alloc_with" fn(*mut usize, *const Request) -> c_int;
-    alloc_async = c"pool_alloc_async" fn(*mut usize, usize, usize) -> c_int;
-    free = c"pool_free" fn(usize) -> c_int;
-    free_async = c"pool_free_async" fn(usize, usize) -> c_int;
-    use_on_stream = c"pool_use_on_stream" fn(usize, usize) -> c_int;
-    query = c"pool_query" fn(usize, *mut BlockInfo) -> c_int;
-    owns = c"pool_owns" fn(usize, *mut c_int) -> c_int;
-    reclaim = c"pool_reclaim" fn(c_int, usize, *mut usize) -> c_int;
-    get_stats = c"pool_get_stats" fn(*mut c_void, c_int, *mut Stats) -> c_int;
-    options_init = c"pool_options_init" fn(*mut Options) -> c_int;
-    configure = c"pool_configure" fn(*const Options) -> c_int;
-    last_error = c"pool_last_error" fn(*mut c_char, usize) -> usize;
-}
+abi_functions!(functions);
 
 static STATE: AtomicU8 = AtomicU8::new(CLOSED);
 const CLOSED: u8 = 0;
