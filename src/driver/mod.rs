@@ -12,27 +12,29 @@ use crate::host_alloc::without_failing;
 use crate::sync::{clock, lock};
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
+use cudarc::driver::sys::{CUstream_flags, CUstreamCaptureMode};
 use once_cell::sync::OnceCell;
 pub use table::{Api, Ctx, CuResult, Event, Stream};
 
 /// Results of the driver that are acted upon; all others are reported by number and name.
 pub mod code {
-    pub const SUCCESS: i32 = 0;
-    pub const OUT_OF_MEMORY: i32 = 2;
-    pub const NOT_INITIALIZED: i32 = 3;
-    pub const DEINITIALIZED: i32 = 4;
-    pub const STUB_LIBRARY: i32 = 34;
-    pub const NO_DEVICE: i32 = 100;
-    pub const INVALID_CONTEXT: i32 = 201;
-    pub const NOT_READY: i32 = 600;
-    pub const CONTEXT_IS_DESTROYED: i32 = 709;
-    pub const NOT_SUPPORTED: i32 = 801;
-    pub const SYSTEM_DRIVER_MISMATCH: i32 = 803;
-    pub const CAPTURE_IMPLICIT: i32 = 906;
+    use cudarc::driver::sys::CUresult as R;
+
+    pub const SUCCESS: i32 = R::CUDA_SUCCESS as i32;
+    pub const OUT_OF_MEMORY: i32 = R::CUDA_ERROR_OUT_OF_MEMORY as i32;
+    pub const NOT_INITIALIZED: i32 = R::CUDA_ERROR_NOT_INITIALIZED as i32;
+    pub const DEINITIALIZED: i32 = R::CUDA_ERROR_DEINITIALIZED as i32;
+    pub const STUB_LIBRARY: i32 = R::CUDA_ERROR_STUB_LIBRARY as i32;
+    pub const NO_DEVICE: i32 = R::CUDA_ERROR_NO_DEVICE as i32;
+    pub const INVALID_CONTEXT: i32 = R::CUDA_ERROR_INVALID_CONTEXT as i32;
+    pub const NOT_READY: i32 = R::CUDA_ERROR_NOT_READY as i32;
+    pub const CONTEXT_IS_DESTROYED: i32 = R::CUDA_ERROR_CONTEXT_IS_DESTROYED as i32;
+    pub const NOT_SUPPORTED: i32 = R::CUDA_ERROR_NOT_SUPPORTED as i32;
+    pub const SYSTEM_DRIVER_MISMATCH: i32 = R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH as i32;
+    pub const CAPTURE_IMPLICIT: i32 = R::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as i32;
 }
 
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
-const CAPTURE_RELAXED: u32 = 2;
+const CAPTURE_RELAXED: u32 = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
 
 static API: OnceCell<Api> = OnceCell::new();
 static DEVICES: AtomicI32 = AtomicI32::new(0);
@@ -250,8 +252,7 @@ pub fn is_capturing(api: &Api, stream: Stream) -> Option<bool> {
 
 /// Whether the stream does not synchronise with the legacy stream. One that cannot be told counts as such.
 pub fn is_non_blocking(api: &Api, stream: Stream) -> bool {
-    /// `CU_STREAM_NON_BLOCKING`.
-    const NON_BLOCKING: u32 = 1;
+    const NON_BLOCKING: u32 = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
     let mut flags = 0;
     // SAFETY: as for `is_capturing`.
     let result = unsafe { (api.stream_flags)(stream, &mut flags) };

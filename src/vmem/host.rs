@@ -9,14 +9,13 @@ use super::vmm::properties;
 use super::{Calls, ChunkOp, Mapper, UndoFailure};
 use crate::driver::{Api, check, code, relaxed};
 use crate::error::{Result, bail};
-use cudarc::driver::sys::{CUmemLocation, CUmemLocationType};
+use cudarc::driver::sys::{CUdevice_attribute, CUmemLocation, CUmemLocationType};
 
-/// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`.
-const ATTRIBUTE_NUMA_ID: u32 = 134;
-/// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
-const ATTRIBUTE_NUMA_VMM: u32 = 141;
-/// `CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
-const ATTRIBUTE_HOST_VMM: u32 = 145;
+const ATTRIBUTE_NUMA_ID: u32 = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as u32;
+const ATTRIBUTE_NUMA_VMM: u32 =
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as u32;
+const ATTRIBUTE_HOST_VMM: u32 =
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as u32;
 const NUMA_SINCE: i32 = 12020;
 const HOST_SINCE: i32 = 13000;
 

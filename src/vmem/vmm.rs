@@ -10,12 +10,11 @@ use super::{Calls, ChunkOp, Mapper, Range, UndoFailure, Unreclaimable};
 use crate::driver::{Api, CuResult, check, code};
 use crate::error::{Result, Status, bail};
 use cudarc::driver::sys::{
-    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
 
-/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
-const ATTRIBUTE_VMM: u32 = 102;
+const ATTRIBUTE_VMM: u32 = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as u32;
 /// Alignment of the range, so that offsets in it are aligned as their addresses are.
 const RANGE_ALIGN: u64 = 1 << 30;
 /// How much larger than the device the range is, largest first. Remapping uses addresses up faster than
