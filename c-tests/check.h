@@ -238,7 +238,8 @@ static inline int wait_for_exit(pid_t child) {
   return WIFEXITED(how) ? WEXITSTATUS(how) : 1000 + WTERMSIG(how);
 }
 
-enum { CHILD_SECONDS = 20 };
+/* Only a hang takes so long. */
+enum { CHILD_SECONDS = 60 };
 
 /* Runs in a child of this process; a check that fails there, a crash and a hang all show in its exit code. */
 static inline int in_child(int (*run)(void)) {

@@ -52,7 +52,7 @@ int main(void) {
     int result;
     if (child == 0) {
       check_start_child();
-      alarm(20); /* a process that hangs at exit is killed */
+      alarm(CHILD_SECONDS); /* a process that hangs at exit is killed */
       exit(use_and_leave(try));
     }
     result = wait_for_exit(child);

@@ -15,7 +15,7 @@ static int child(const char *conf, const char *what, int row, int *lines_on_stde
   CHECK_EQ(pipe(pipe_ends), 0);
   pid = fork();
   if (pid == 0) {
-    alarm(20);
+    alarm(CHILD_SECONDS);
     if (conf != NULL) {
       setenv("CUDAPOOL_CONF", conf, 1);
     } else {

@@ -31,7 +31,7 @@ static inline void scenario_each(int (*child)(const struct trouble *), struct tr
     pid_t pid = fork();
     if (pid == 0) {
       check_start_child();
-      alarm(60);
+      alarm(CHILD_SECONDS);
       _exit(child(&trouble));
     }
     result = wait_for_exit(pid);
