@@ -1,8 +1,8 @@
-//! Criterion benchmarks of a cached, stream-ordered allocation with its free, through the C functions of the built
-//! library, as callers reach them. `pairs --gate` (benches/pairs.cpp) holds the same things to bounds.
+//! Criterion benchmarks of a cached, stream-ordered allocation with its free, through the C functions of the
+//! built library, as callers reach them. `pairs --gate` (benches/pairs.cpp) holds the same things to bounds.
 //!
-//! Runs on the machine's CUDA driver, or where that has no device, on the simulated one. Times are compared, at the
-//! end, with two lock/unlock pairs of an uncontended mutex, measured in the same run.
+//! Runs on the machine's CUDA driver, or where that has no device, on the simulated one. Times are compared,
+//! at the end, with two lock/unlock pairs of an uncontended mutex, measured in the same run.
 
 use criterion::Criterion;
 use std::cell::{RefCell, UnsafeCell};

@@ -1,12 +1,12 @@
-//! Conformance: one set of checks over both kinds of chunk, all kinds of streams, both orders, and pools of both kinds, on
-//! the simulated driver.
+//! Conformance: one set of checks over both kinds of chunk, all kinds of streams, both orders, and pools of
+//! both kinds, on the simulated driver.
 //!
-//! Each combination runs in a process of its own: the backend is fixed at first use, and counters are the process's.
-//! Every allocation, free and trim of every check goes through [`Lab`], which holds the library to a model of what is
-//! live: no overlap, right counters, and exactly the memory that the driver says it gave.
+//! Each combination runs in a process of its own: the backend is fixed at first use, and counters are the
+//! process's. Every allocation, free and trim of every check goes through [`Lab`], which holds the library to
+//! a model of what is live: no overlap, right counters, and exactly the memory that the driver says it gave.
 
-// Opening the driver and starting processes is what the simulated driver's own tests do too. They are of another
-// edition, whose formatting differs.
+// Opening the driver and starting processes is what the simulated driver's own tests do too. They are of
+// another edition, whose formatting differs.
 #[rustfmt::skip]
 #[path = "../sim/tests/common/mod.rs"]
 mod common;
@@ -66,7 +66,8 @@ struct Case {
 
 type Check = (&'static str, fn(&mut Lab));
 
-/// All checks, in the order in which a process runs them. The first one needs an arena that knows no other stream.
+/// All checks, in the order in which a process runs them. The first one needs an arena that knows no other
+/// stream.
 const CHECKS: &[Check] = &[
     ("reuse at once", reuse_at_once),
     ("sizes and alignments", sizes_and_alignments),
@@ -504,8 +505,8 @@ impl Lab {
 
 // ---- the checks ----
 
-/// Memory freed on a stream serves the same stream at once, however busy it is, without a word to the driver. Memory
-/// freed device-ordered serves once the work is done, and nothing new is taken.
+/// Memory freed on a stream serves the same stream at once, however busy it is, without a word to the driver.
+/// Memory freed device-ordered serves once the work is done, and nothing new is taken.
 fn reuse_at_once(lab: &mut Lab) {
     for size in [1, 700, 4096, 5000, 300_000, MIB, 3 * MIB + 1] {
         let block = lab.alloc(size);
@@ -805,8 +806,8 @@ fn trim_keeps_what_it_is_told_to(lab: &mut Lab) {
     assert_eq!(lab.trim(usize::MAX), 0);
 }
 
-/// The device is full: the caller is told so, nobody loses anything, and whatever is freed serves again, of whatever
-/// sizes it was.
+/// The device is full: the caller is told so, nobody loses anything, and whatever is freed serves again, of
+/// whatever sizes it was.
 fn out_of_memory_is_a_code(lab: &mut Lab) {
     let way = lab.way();
     let ooms = statistics().oom_count;
@@ -946,7 +947,8 @@ fn soak(lab: &mut Lab) {
                     }
                     Err(status) => {
                         assert_eq!(status, POOL_ERROR_OUT_OF_MEMORY);
-                        // Far from full there is no excuse, unless a small survivor keeps all of a `cuMemAlloc` chunk.
+                        // Far from full there is no excuse, unless a small survivor keeps all of a
+                        // `cuMemAlloc` chunk.
                         let (live, wanted) = (lab.live_bytes, size as u64);
                         let fits = lab.case.backend == Backend::Vmm && live + wanted < SOAK_DEVICE / 4;
                         assert!(!fits, "{size} bytes were refused beside {live}");

@@ -1,9 +1,11 @@
-//! The layers: no module may name one that stands after it in its crate's list. `docs/architecture.md` says what each is for.
+//! The layers: no module may name one that stands after it in its crate's list. `docs/architecture.md` says
+//! what each is for.
 
 use std::path::Path;
 use std::{fs, iter};
 
-/// Lowest first. A module stands for those inside it that have no place of their own, and these may know each other.
+/// Lowest first. A module stands for those inside it that have no place of their own, and these may know each
+/// other.
 const LIBRARY: &[&str] = &[
     "error",
     "heap",
@@ -41,7 +43,8 @@ const LIBRARY: &[&str] = &[
 ];
 /// What is hooked calls back into what hooks; only what serves both has an order.
 const SHIM: &[&str] = &["text", "elf", ""];
-/// Every call of the driver goes through `call`, which knows streams and contexts; only what they stand on has an order.
+/// Every call of the driver goes through `call`, which knows streams and contexts; only what they stand on
+/// has an order.
 const SIMULATOR: &[&str] = &["sync", "ranges", "registry", "procaddress", ""];
 
 #[test]
@@ -107,7 +110,8 @@ fn expand(tree: &str) -> Vec<String> {
     list.split(at_comma).flat_map(expand).map(|path| format!("{head}{path}")).collect()
 }
 
-/// The module of the crate that a path leads into; none if that is the one it stands in, or none of the crate's.
+/// The module of the crate that a path leads into; none if that is the one it stands in, or none of the
+/// crate's.
 fn resolve(module: &str, path: &str, modules: &[(String, String)]) -> Option<String> {
     let mut at: Vec<&str> = module.split("::").filter(|part| !part.is_empty()).collect();
     let mut parts = path.split("::").map(str::trim).peekable();

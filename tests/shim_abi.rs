@@ -1,5 +1,5 @@
-//! The shim's mirror of the C ABI is as the library's own types are. Checked when this is compiled: each field
-//! that the shim reads or writes, each constant, and the size of each argument of each function.
+//! The shim's mirror of the C ABI is as the library's own types are. Checked when this is compiled: each
+//! field that the shim reads or writes, each constant, and the size of each argument of each function.
 #![allow(non_camel_case_types, dead_code)]
 
 #[macro_use]
@@ -45,7 +45,8 @@ same_fields!(Options, pool_options:
     struct_size = struct_size, limit_bytes = limit_bytes, limit_percent = limit_percent,
     max_idle_percent = max_idle_percent, backend = backend, order = order, settle_ms = settle_ms, log = log);
 
-// The shim hands over its struct as a whole, so it names every field; the options go through with room for more.
+// The shim hands over its struct as a whole, so it names every field; the options go through with room for
+// more.
 const _: () = assert!(size_of::<Request>() == size_of::<pool_request>());
 const _: () = assert!(size_of::<Options>() >= size_of::<pool_options>());
 

@@ -1,5 +1,5 @@
-//! The mirror of the C ABI: what the shim knows of `cudapool.h`. `tests/shim_abi.rs` compiles this file beside
-//! the library's own types and compares the two.
+//! The mirror of the C ABI: what the shim knows of `cudapool.h`. `tests/shim_abi.rs` compiles this file
+//! beside the library's own types and compares the two.
 
 use core::ffi::{c_char, c_int, c_void};
 

@@ -1,7 +1,9 @@
-//! Pool mode: the program's own `cuMemAlloc` and `cuMemAllocAsync` are served by the pool, and frees of pool blocks return to it.
+//! Pool mode: the program's own `cuMemAlloc` and `cuMemAllocAsync` are served by the pool, and frees of pool
+//! blocks return to it.
 //!
-//! Whatever the pool does not serve is the driver's: what is wrong with the request or the context, so that the answer is the driver's own;
-//! memory in captures, which belongs to the graph; and everything else that the pool answers but "out of memory".
+//! Whatever the pool does not serve is the driver's: what is wrong with the request or the context, so that
+//! the answer is the driver's own; memory in captures, which belongs to the graph; and everything else that
+//! the pool answers but "out of memory".
 
 use crate::guard::{guarded, guarded_on};
 use crate::hooks::{CuResult, code};
@@ -13,8 +15,8 @@ use core::ffi::c_int;
 use core::fmt::Write;
 use core::ptr;
 
-/// Requests of at least this get a driver allocation of their own: only such memory can be shared with other processes, and shared it is
-/// in large pieces.
+/// Requests of at least this get a driver allocation of their own: only such memory can be shared with other
+/// processes, and shared it is in large pieces.
 const OWN_FROM: usize = 64 << 20;
 
 hooks! {
@@ -142,8 +144,8 @@ fn handed_out(out: *mut usize, block: usize, context: usize) -> CuResult {
     code::SUCCESS
 }
 
-/// The pool keeps the memory until all work that was submitted before has finished: to the program it is as if the free had waited for
-/// that, as the driver's does.
+/// The pool keeps the memory until all work that was submitted before has finished: to the program it is as
+/// if the free had waited for that, as the driver's does.
 fn free(pool: &Pool, ptr: usize) -> CuResult {
     if capture::is_any()
         && let Some(refusal) = capture::refusal()
@@ -180,8 +182,8 @@ fn answer_of_free(status: c_int) -> CuResult {
     }
 }
 
-/// The owner tag of the program's blocks: it says in the pool's reports whose they are, and in which context the block was allocated, which
-/// `info` has to answer.
+/// The owner tag of the program's blocks: it says in the pool's reports whose they are, and in which context
+/// the block was allocated, which `info` has to answer.
 pub struct Tag(Line);
 
 const TAG: &str = "program ";

@@ -1,5 +1,5 @@
-//! Stream captures: which are under way, so that allocations in them stay the driver's, and so that the pool, which cannot see captures of
-//! non-blocking streams by itself, hears of them.
+//! Stream captures: which are under way, so that allocations in them stay the driver's, and so that the pool,
+//! which cannot see captures of non-blocking streams by itself, hears of them.
 
 use crate::alloc::per_thread;
 use crate::hooks::{CuResult, code};
@@ -23,8 +23,8 @@ hooks! {
     fn cuStreamEndCapture_ptsz(stream: usize, graph: *mut usize) |call| ended(per_thread(stream), call);
 }
 
-/// Captures that have begun and not ended. A stream that is destroyed in its capture leaves the count too high, which costs questions to
-/// the driver and nothing else.
+/// Captures that have begun and not ended. A stream that is destroyed in its capture leaves the count too
+/// high, which costs questions to the driver and nothing else.
 static CAPTURES: AtomicIsize = AtomicIsize::new(0);
 
 /// Whether there is any capture.
@@ -70,8 +70,8 @@ fn tell_pool(stream: usize) {
     }
 }
 
-/// What the driver would say to an allocation or a free of its own now: a refusal breaks the captures that forbid it, as it would without
-/// the shim.
+/// What the driver would say to an allocation or a free of its own now: a refusal breaks the captures that
+/// forbid it, as it would without the shim.
 pub fn refusal() -> Option<CuResult> {
     let mut probe = 0;
     match real::alloc(&mut probe, 1) {

@@ -1,7 +1,8 @@
 //! Contexts that end under the pool, and what its own use of them would otherwise change for the program.
 //!
-//! The pool keeps a reference to each primary context that it has memory in. So the shim counts the program's: when its last one is
-//! released the context is reset, as it would be without the pool. After a context has ended the pool is made to notice.
+//! The pool keeps a reference to each primary context that it has memory in. So the shim counts the
+//! program's: when its last one is released the context is reset, as it would be without the pool. After a
+//! context has ended the pool is made to notice.
 
 use crate::guard::{UNSAID, guarded};
 use crate::hooks::{CuResult, code};
@@ -23,7 +24,8 @@ hooks! {
     fn cuCtxDestroy_v2(context: usize) |call| gone(call());
 }
 
-/// Devices and contexts that are kept track of. More contexts than that at a time are noticed later, by the pool's own questions.
+/// Devices and contexts that are kept track of. More contexts than that at a time are noticed later, by the
+/// pool's own questions.
 const MOST: usize = 64;
 
 /// The program's references to primary contexts.
@@ -103,8 +105,8 @@ pub fn prepare(pool: &Pool) {
 
 const DONE: u8 = 2;
 
-/// Memory of the virtual memory calls is open to its own device only. Where devices can reach each other's memory, programs rely on that,
-/// and the pool takes its memory by `cuMemAlloc`.
+/// Memory of the virtual memory calls is open to its own device only. Where devices can reach each other's
+/// memory, programs rely on that, and the pool takes its memory by `cuMemAlloc`.
 #[cold]
 fn choose_backend(pool: &Pool) {
     if BACKEND_CHOSEN.compare_exchange(0, 1, Acquire, Acquire).is_ok() {

@@ -1,7 +1,7 @@
 //! Symbol tables of loaded objects, read in place.
 //!
-//! Used where asking the loader would not do: `dlsym` itself is what is looked for, and a question that fails would
-//! leave its trace in `dlerror`, or allocate. Takes no lock and no memory.
+//! Used where asking the loader would not do: `dlsym` itself is what is looked for, and a question that fails
+//! would leave its trace in `dlerror`, or allocate. Takes no lock and no memory.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::offset_of;
@@ -148,8 +148,8 @@ impl Object {
             .to_bytes()
             .iter()
             .fold(5381u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
-        // SAFETY: the layout of the table: four words, `filter` words of the machine, `buckets` words, chains. Every chain
-        // ends with an odd word.
+        // SAFETY: the layout of the table: four words, `filter` words of the machine, `buckets` words,
+        // chains. Every chain ends with an odd word.
         unsafe {
             let [buckets, offset, filter, _] = self.gnu_hash.cast::<[u32; 4]>().read();
             let first_bucket =
@@ -210,8 +210,8 @@ pub fn mapped_at(address: *const c_void) -> Option<libc::Dl_info> {
     (unsafe { libc::dladdr(address, &mut info) } != 0).then_some(info)
 }
 
-/// Keeps the library of a function loaded, even if the program closes it: programs open a driver to see whether there is one, and again
-/// to use it, and then it may lie elsewhere.
+/// Keeps the library of a function loaded, even if the program closes it: programs open a driver to see
+/// whether there is one, and again to use it, and then it may lie elsewhere.
 pub fn keep_loaded(address: *const c_void) {
     if let Some(object) = mapped_at(address)
         && !object.dli_fname.is_null()
@@ -240,15 +240,16 @@ struct RDebug {
 }
 
 unsafe extern "C" {
-    /// The loader's list of objects, in the order in which they were loaded: for those that the program started with, the order of
-    /// the search.
+    /// The loader's list of objects, in the order in which they were loaded: for those that the program
+    /// started with, the order of the search.
     static _r_debug: RDebug;
     /// The shim's own dynamic section.
     static _DYNAMIC: Dyn;
 }
 
-/// The function of this name in the first object after the shim that has it: what `RTLD_NEXT` means here, without asking the
-/// loader. Only objects that the program started with are certain to stay in the list, and those come first.
+/// The function of this name in the first object after the shim that has it: what `RTLD_NEXT` means here,
+/// without asking the loader. Only objects that the program started with are certain to stay in the list, and
+/// those come first.
 pub fn find_next(name: &CStr) -> Option<*mut c_void> {
     let mut behind = false;
     // SAFETY: the loader has set it up before any other code runs.
@@ -269,7 +270,8 @@ pub fn find_next(name: &CStr) -> Option<*mut c_void> {
     None
 }
 
-/// Walks all loaded objects, whoever may search them, until `visit` answers. Holds the loader's lock meanwhile.
+/// Walks all loaded objects, whoever may search them, until `visit` answers. Holds the loader's lock
+/// meanwhile.
 pub fn find_object<R>(mut visit: impl FnMut(&Object) -> Option<R>) -> Option<R> {
     struct State<'a, R> {
         visit: &'a mut dyn FnMut(&Object) -> Option<R>,

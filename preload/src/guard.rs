@@ -1,7 +1,8 @@
-//! Guard: an allocation that the driver refuses for lack of memory makes the pool give way, and is tried once more.
+//! Guard: an allocation that the driver refuses for lack of memory makes the pool give way, and is tried once
+//! more.
 //!
-//! The result of the first try stands if that fails too. Covers what allocates device memory by name, and what needs some on
-//! the way: modules, contexts, graphs. In pool mode these stay the driver's as well.
+//! The result of the first try stands if that fails too. Covers what allocates device memory by name, and
+//! what needs some on the way: modules, contexts, graphs. In pool mode these stay the driver's as well.
 
 use crate::hooks::{CuResult, Hook, code};
 use crate::mode::{self, Mode};
@@ -94,7 +95,8 @@ pub fn any_original() -> *mut c_void {
     crate::alloc::cuMemAlloc_v2::HOOK.original()
 }
 
-/// Calls the driver, and once more if it lacks memory and the pool has given way. -1 is the device of the current context.
+/// Calls the driver, and once more if it lacks memory and the pool has given way. -1 is the device of the
+/// current context.
 #[inline]
 pub fn guarded(
     hook: &Hook,

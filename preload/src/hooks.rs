@@ -1,10 +1,12 @@
 //! The table of what is wrapped: names, wrappers, and the driver's own functions.
 //!
-//! `hooks!` turns lines such as `fn cuMemFree_v2(ptr: u64) |call| expression;` into exported functions and collects them in the module's
-//! `TABLE`. In the expression, `call` calls the driver's function with the same arguments.
+//! `hooks!` turns lines such as `fn cuMemFree_v2(ptr: u64) |call| expression;` into exported functions and
+//! collects them in the module's `TABLE`. In the expression, `call` calls the driver's function with the same
+//! arguments.
 //!
-//! A wrapper knows one original: the first that was met. If a program has several libraries with a function of the name, the
-//! others' stay theirs. Nothing here locks: threads that fill the table at once do the same work, and find the same.
+//! A wrapper knows one original: the first that was met. If a program has several libraries with a function
+//! of the name, the others' stay theirs. Nothing here locks: threads that fill the table at once do the same
+//! work, and find the same.
 
 use crate::elf::{self, Object};
 use crate::{alloc, capture, contexts, guard, info, lookup, stub};
@@ -61,8 +63,8 @@ impl Hook {
         }
     }
 
-    /// For a program that is linked with the driver, or a part of it that is: the next function of the name in the order of the
-    /// search, else that of a driver which only a part of the program sees.
+    /// For a program that is linked with the driver, or a part of it that is: the next function of the name
+    /// in the order of the search, else that of a driver which only a part of the program sees.
     #[cold]
     fn resolve(&self) -> *mut c_void {
         let next = stub::ask(libc::RTLD_NEXT, self.name.as_ptr(), ptr::null());
@@ -76,8 +78,8 @@ impl Hook {
         if found.is_null() { found } else { self.adopt(found) }
     }
 
-    /// Takes a function that the program was to get for the original, unless there is one, and with it all others of the same library.
-    /// Returns the original.
+    /// Takes a function that the program was to get for the original, unless there is one, and with it all
+    /// others of the same library. Returns the original.
     pub fn adopt(&self, found: *mut c_void) -> *mut c_void {
         match self.original.compare_exchange(ptr::null_mut(), found, Relaxed, Relaxed) {
             Ok(_) => fill(found),
@@ -96,7 +98,8 @@ impl Hook {
 /// The table has all originals of the first library.
 static FILLED: AtomicBool = AtomicBool::new(false);
 
-/// Takes all originals that are still missing from the library of this function. Another thread may be at the same.
+/// Takes all originals that are still missing from the library of this function. Another thread may be at the
+/// same.
 #[cold]
 fn fill(function: *const c_void) {
     elf::keep_loaded(function);

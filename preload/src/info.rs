@@ -1,8 +1,9 @@
-//! Pool mode: what the driver tells about memory. Blocks of the pool look as if `cuMemAlloc` had given each of them.
+//! Pool mode: what the driver tells about memory. Blocks of the pool look as if `cuMemAlloc` had given each
+//! of them.
 //!
-//! To the driver an address of the pool is part of something larger: a reservation, a chunk. Where that would show, the answer is replaced. What
-//! cannot be had for a part (a handle for another process) is refused: it would be a handle of the whole, and the
-//! other process would find the wrong bytes.
+//! To the driver an address of the pool is part of something larger: a reservation, a chunk. Where that would
+//! show, the answer is replaced. What cannot be had for a part (a handle for another process) is refused: it
+//! would be a handle of the whole, and the other process would find the wrong bytes.
 
 use crate::alloc::{Owner, Tag, owner_of};
 use crate::hooks::{CuResult, code};
@@ -162,8 +163,8 @@ fn attributes(
     result
 }
 
-/// What the driver answers for an address that it does not know: asked about an address of the shim, and the address
-/// replaced where the answer repeats it.
+/// What the driver answers for an address that it does not know: asked about an address of the shim, and the
+/// address replaced where the answer repeats it.
 fn attributes_of_nothing(count: c_uint, which: *mut c_int, data: *mut *mut c_void, ptr: usize) -> CuResult {
     let stranger = IDS_IN_USE.as_ptr() as usize;
     let result = real::pointer_attributes(count, which, data, stranger);
@@ -182,7 +183,8 @@ fn attributes_of_nothing(count: c_uint, which: *mut c_int, data: *mut *mut c_voi
     result
 }
 
-/// Numbers of blocks, for those who ask: a block's own, where the driver only knows the chunk's, and never used again, where the chunk is.
+/// Numbers of blocks, for those who ask: a block's own, where the driver only knows the chunk's, and never
+/// used again, where the chunk is.
 static IDS: Mutex<Ids> = Mutex::new(HashMap::with_hasher(BuildHasherDefault::new()));
 type Ids = HashMap<usize, u64, BuildHasherDefault<DefaultHasher>>;
 static IDS_IN_USE: AtomicUsize = AtomicUsize::new(0);

@@ -1,7 +1,8 @@
-//! Where programs look functions up: what `dlsym` and `dlvsym` answer for CUDA's names, and `cuGetProcAddress`.
+//! Where programs look functions up: what `dlsym` and `dlvsym` answer for CUDA's names, and
+//! `cuGetProcAddress`.
 //!
-//! The driver, or the loader, is always asked first, and its answer stands: results, statuses, failures. Only a pointer that is the original of
-//! a wrapper is replaced by the wrapper.
+//! The driver, or the loader, is always asked first, and its answer stands: results, statuses, failures. Only
+//! a pointer that is the original of a wrapper is replaced by the wrapper.
 
 use crate::elf::Object;
 use crate::hooks::{self, CuResult, Hook, code};
@@ -19,7 +20,8 @@ hooks! {
     ) |call| substitute(&cuGetProcAddress_v2::HOOK, symbol, function, call());
 }
 
-/// Called by the stubs for names that begin with "cu", before anything may be allocated or locked for other names.
+/// Called by the stubs for names that begin with "cu", before anything may be allocated or locked for other
+/// names.
 pub extern "C" fn decide(
     handle: *mut c_void,
     name: *const c_char,
@@ -53,8 +55,9 @@ pub extern "C" fn decide(
     Answer::of(hook.wrapper())
 }
 
-/// Whether a search of the whole program, or of what the caller's part of it has opened for itself, would find the name without the shim: its
-/// own exports would be found even where there is no driver, or where only others see it.
+/// Whether a search of the whole program, or of what the caller's part of it has opened for itself, would
+/// find the name without the shim: its own exports would be found even where there is no driver, or where
+/// only others see it.
 fn is_behind_the_shim(
     hook: &Hook,
     name: *const c_char,
@@ -72,8 +75,8 @@ fn is_behind_the_shim(
     !found.is_null() && found != hook.wrapper()
 }
 
-/// Whether `RTLD_NEXT` means the driver's own function to the caller, which comes behind the shim, as libraries do. One that has a
-/// function of the name is an interposer: its wish is to get past the shim.
+/// Whether `RTLD_NEXT` means the driver's own function to the caller, which comes behind the shim, as
+/// libraries do. One that has a function of the name is an interposer: its wish is to get past the shim.
 fn meets_the_driver(hook: &Hook, name: *const c_char, version: *const c_char, caller: *const c_void) -> bool {
     let Some(own) = Object::around(caller).filter(|own| own.find(hook.name).is_none()) else { return false };
     let mut behind = false;
@@ -129,8 +132,8 @@ fn substitute(asked: &Hook, symbol: *const c_char, function: *mut *mut c_void, r
     result
 }
 
-/// Whether the hook's name is the base name with suffixes. The pointer alone says so too, unless the library of the originals was unloaded
-/// and another one lies in its place.
+/// Whether the hook's name is the base name with suffixes. The pointer alone says so too, unless the library
+/// of the originals was unloaded and another one lies in its place.
 fn is_form(hook: &Hook, base: &CStr) -> bool {
     hook.name.to_bytes().starts_with(base.to_bytes())
 }

@@ -1,4 +1,5 @@
-//! `libcudapool.so`, opened at the first use of CUDA: the types and functions of its C ABI that the shim needs.
+//! `libcudapool.so`, opened at the first use of CUDA: the types and functions of its C ABI that the shim
+//! needs.
 //!
 //! The library beside the shim is taken, unless the program has one loaded already: there must be one pool.
 
@@ -70,8 +71,8 @@ fn open_once() -> Option<&'static Pool> {
         match STATE.compare_exchange(CLOSED, OPENING, Acquire, Acquire) {
             Ok(_) => break,
             Err(OPENING) => {
-                // Another thread is at it; it cannot be this one, because nothing in there allocates device memory.
-                // SAFETY: plain.
+                // Another thread is at it; it cannot be this one, because nothing in there allocates device
+                // memory. SAFETY: plain.
                 unsafe { libc::sched_yield() };
             }
             Err(_) => return if_open(),
@@ -135,7 +136,8 @@ fn open_library() -> *mut c_void {
     unsafe { libc::dlopen(NAME.as_ptr(), mode) }
 }
 
-/// The path that the loader has for the shim may be relative to where the program started, but it keeps the folder as it was then.
+/// The path that the loader has for the shim may be relative to where the program started, but it keeps the
+/// folder as it was then.
 fn beside_the_shim(name: &CStr) -> Option<[c_char; LONGEST]> {
     const RTLD_DI_ORIGIN: c_int = 6;
     let own = elf::mapped_at(&raw const STATE as *const c_void)?;
@@ -243,7 +245,8 @@ impl Pool {
         unsafe { (self.free_async)(block, stream) }
     }
 
-    /// Says that the block is used on the stream; with block 0, that the stream's capture begins or has ended.
+    /// Says that the block is used on the stream; with block 0, that the stream's capture begins or has
+    /// ended.
     pub fn use_on_stream(&self, block: usize, stream: usize) -> c_int {
         // SAFETY: any address is answered; the stream is the caller's own, in this call.
         unsafe { (self.use_on_stream)(block, stream) }

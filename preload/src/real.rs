@@ -1,4 +1,5 @@
-//! What the shim itself asks the driver: the functions that it does not wrap, and small questions made of them.
+//! What the shim itself asks the driver: the functions that it does not wrap, and small questions made of
+//! them.
 
 use crate::hooks::{self, CuResult, code};
 use crate::text::Shown;
@@ -131,7 +132,8 @@ pub fn total_memory(device: c_int) -> usize {
     if device >= 0 && device_total(&mut bytes, device) == code::SUCCESS { bytes } else { NO_LIMIT }
 }
 
-/// The device that memory for this stream comes from; -1, the current context's, where that is the only one or the stream does not tell.
+/// The device that memory for this stream comes from; -1, the current context's, where that is the only one
+/// or the stream does not tell.
 pub fn device_of_stream(stream: usize) -> c_int {
     if stream <= PER_THREAD || devices() < 2 { -1 } else { device_of_context(context_of_stream(stream)) }
 }

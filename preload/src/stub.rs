@@ -1,8 +1,8 @@
 //! The hooks of the loader: `dlsym` and `dlvsym`.
 //!
-//! They *jump* to the real functions instead of calling them, because `RTLD_NEXT` and `RTLD_DEFAULT` are resolved from the return
-//! address: a call from here would be answered for the shim. Names that cannot be CUDA's are told by their first two
-//! letters, before anything else happens.
+//! They *jump* to the real functions instead of calling them, because `RTLD_NEXT` and `RTLD_DEFAULT` are
+//! resolved from the return address: a call from here would be answered for the shim. Names that cannot be
+//! CUDA's are told by their first two letters, before anything else happens.
 
 use crate::elf;
 use crate::lookup::decide;
@@ -30,8 +30,9 @@ impl Answer {
     }
 }
 
-/// Both are found in the objects behind the shim. `dlvsym(RTLD_NEXT, ..)` would be the usual way, but that function is hooked
-/// here too, and where it does not find a version it allocates, perhaps by a `malloc` that is just asking for `dlsym`.
+/// Both are found in the objects behind the shim. `dlvsym(RTLD_NEXT, ..)` would be the usual way, but that
+/// function is hooked here too, and where it does not find a version it allocates, perhaps by a `malloc` that
+/// is just asking for `dlsym`.
 fn real(cell: &AtomicUsize, name: &CStr) -> usize {
     match cell.load(Relaxed) {
         0 => {
@@ -110,7 +111,8 @@ pub unsafe extern "C" fn dlvsym(
     )
 }
 
-/// What both do. r11: the real function or 0; rax: the function that finds it; the other registers as the caller left them.
+/// What both do. r11: the real function or 0; rax: the function that finds it; the other registers as the
+/// caller left them.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn common() {
@@ -210,7 +212,8 @@ pub unsafe extern "C" fn dlvsym(
     )
 }
 
-/// What both do. x16: the real function or 0; x10: the function that finds it; the other registers as the caller left them.
+/// What both do. x16: the real function or 0; x10: the function that finds it; the other registers as the
+/// caller left them.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 unsafe extern "C" fn common() {

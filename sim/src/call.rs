@@ -1,11 +1,12 @@
 //! What happens around every exported function: it is counted, may be made to fail or to take time, needs an
 //! initialised driver, and cannot let a panic out.
 //!
-//! `exports!` turns lines such as `fn cuMemFree_v2(ptr: u64) => classic::free(ptr);` into exported functions and
-//! collects them in the module's `TABLE`, from which symbol lookup, counting and the knobs find them by name.
+//! `exports!` turns lines such as `fn cuMemFree_v2(ptr: u64) => classic::free(ptr);` into exported functions
+//! and collects them in the module's `TABLE`, from which symbol lookup, counting and the knobs find them by
+//! name.
 
 use crate::{clock, code, knobs, lifecycle, report};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// `Err` carries the driver's result code.
@@ -32,11 +33,7 @@ impl<T> Out<T> {
 
     /// Refuses a null pointer, before anything is done.
     pub fn check(self) -> Res {
-        if self.0.is_null() {
-            Err(code::INVALID_VALUE)
-        } else {
-            Ok(())
-        }
+        if self.0.is_null() { Err(code::INVALID_VALUE) } else { Ok(()) }
     }
 
     pub fn put(self, value: T) -> Res {
@@ -221,10 +218,8 @@ fn thread_ns() -> u64 {
 
 #[inline]
 fn guarded(call: &'static Call, needs_init: bool, body: impl FnOnce() -> Res) -> i32 {
-    if needs_init {
-        if let Err(code) = lifecycle::usable() {
-            return code;
-        }
+    if needs_init && let Err(code) = lifecycle::usable() {
+        return code;
     }
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => code::SUCCESS,
@@ -293,7 +288,7 @@ macro_rules! exports {
 
         /// # Safety
         /// The C contract of the driver function of this name.
-        #[no_mangle]
+        #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments)] // The signatures are the driver's.
         pub unsafe extern "C" fn $name($($arg: $type),*) -> i32 {
             $crate::call::enter(&$name::CALL, $init, || $body)

@@ -1,9 +1,9 @@
-//! Stream capture: while a stream captures, its operations become nodes of a graph instead of being run, and calls
-//! that would disturb a capture are refused and spoil it.
+//! Stream capture: while a stream captures, its operations become nodes of a graph instead of being run, and
+//! calls that would disturb a capture are refused and spoil it.
 //!
-//! Three classes of calls meet it: potentially unsafe ones, barred according to the modes of thread and capture
-//! (`unsafe_call`); those in conflict with the capture itself, barred in every mode (`disturbed`, `legacy_use`); and
-//! all others.
+//! Three classes of calls meet it: potentially unsafe ones, barred according to the modes of thread and
+//! capture (`unsafe_call`); those in conflict with the capture itself, barred in every mode (`disturbed`,
+//! `legacy_use`); and all others.
 
 use crate::call::{In, Out, Res};
 use crate::code;
@@ -173,7 +173,8 @@ pub fn route(stream: &Arc<Stream>) -> Res<Route> {
     Ok(Route::Run)
 }
 
-/// For what waits or asks for a stream's work: in conflict with its own capture, potentially unsafe with others'.
+/// For what waits or asks for a stream's work: in conflict with its own capture, potentially unsafe with
+/// others'.
 pub fn observed(stream: &Arc<Stream>) -> Res {
     if !any() {
         return Ok(());

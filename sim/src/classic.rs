@@ -1,14 +1,14 @@
 //! Classic device memory: `cuMemAlloc` and its kin.
 //!
-//! What counts as used: the requested size rounded up to 512 bytes. Small requests are packed into parts of 2 MiB
-//! that a context's small blocks share, at steps of 512 bytes; the unused rest of such a part does not count.
-//! Requests from 1 MiB up get addresses and physical memory of their own, at multiples of 2 MiB.
+//! What counts as used: the requested size rounded up to 512 bytes. Small requests are packed into parts of 2
+//! MiB that a context's small blocks share, at steps of 512 bytes; the unused rest of such a part does not
+//! count. Requests from 1 MiB up get addresses and physical memory of their own, at multiples of 2 MiB.
 
 use crate::call::{Out, Res};
 use crate::context::{self, Context};
-use crate::memory::{self, Backing, Block, Kind, Memory, SharedBlock, LARGE_PAGE};
+use crate::memory::{self, Backing, Block, Kind, LARGE_PAGE, Memory, SharedBlock};
 use crate::physical::{Physical, Place};
-use crate::ranges::{round_up, FreeRanges};
+use crate::ranges::{FreeRanges, round_up};
 use crate::{capture, code, device, knobs, mempool, stream};
 
 const STEP: u64 = 512;

@@ -1,14 +1,15 @@
 //! The clock of the simulated driver: the host's, or a virtual one whose time does not depend on the machine.
 //!
-//! Virtual time passes only while every participant sleeps: then it jumps to the moment at which the first of them
-//! is to wake, and that one goes on alone. Participants are the threads of the program from their first call on,
-//! and the workers of streams while they have work. Whoever wakes a sleeper counts it as running at once, on its
-//! behalf, so that no time passes between being woken and going on. A thread that blocks elsewhere than here
-//! leaves the clock meanwhile (`cudasim_thread_leave`), or time stands still until it goes on.
+//! Virtual time passes only while every participant sleeps: then it jumps to the moment at which the first of
+//! them is to wake, and that one goes on alone. Participants are the threads of the program from their first
+//! call on, and the workers of streams while they have work. Whoever wakes a sleeper counts it as running at
+//! once, on its behalf, so that no time passes between being woken and going on. A thread that blocks
+//! elsewhere than here leaves the clock meanwhile (`cudasim_thread_leave`), or time stands still until it
+//! goes on.
 
 use crate::report;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
@@ -62,8 +63,8 @@ struct State {
     is_reported: bool,
 }
 
-/// Null until it is first used. A child of `fork` gets one of its own: the lock of the old one may be held by a
-/// thread that does not exist there.
+/// Null until it is first used. A child of `fork` gets one of its own: the lock of the old one may be held by
+/// a thread that does not exist there.
 static STATE: AtomicPtr<Mutex<State>> = AtomicPtr::new(std::ptr::null_mut());
 
 fn new_state(running: usize) -> *mut Mutex<State> {
@@ -186,7 +187,8 @@ pub fn is_virtual() -> bool {
     MODE.load(Ordering::Relaxed) == VIRTUAL
 }
 
-/// Makes this thread a participant, unless it is one. False: the thread is ending, and cannot be one any more.
+/// Makes this thread a participant, unless it is one. False: the thread is ending, and cannot be one any
+/// more.
 #[inline]
 pub fn enrol() -> bool {
     let enrolled = ENROLLED.try_with(|place| {
@@ -243,8 +245,8 @@ pub fn enter() {
     });
 }
 
-/// Sleeps until time or a wake by the word; true: it was the time. `unlock` is dropped once the sleeper is listed,
-/// so that no wake is missed.
+/// Sleeps until time or a wake by the word; true: it was the time. `unlock` is dropped once the sleeper is
+/// listed, so that no wake is missed.
 fn sleep_on<G>(word: usize, until: u64, unlock: G, still: impl FnOnce() -> bool) -> bool {
     let takes_part = enrol();
     let mut state = state();
@@ -267,11 +269,13 @@ fn sleep_on<G>(word: usize, until: u64, unlock: G, still: impl FnOnce() -> bool)
         let waited =
             seat.woken.wait_timeout(state, LOOK_AFTER).unwrap_or_else(|poisoned| poisoned.into_inner());
         state = waited.0;
-        if waited.1.timed_out() && !state.is_reported && !seat.is_woken.load(Ordering::Relaxed) {
-            if let Some(text) = state.stuck() {
-                report::note(&text);
-                state.is_reported = true;
-            }
+        if waited.1.timed_out()
+            && !state.is_reported
+            && !seat.is_woken.load(Ordering::Relaxed)
+            && let Some(text) = state.stuck()
+        {
+            report::note(&text);
+            state.is_reported = true;
         }
     }
     if !takes_part {
@@ -291,8 +295,8 @@ pub fn now() -> u64 {
     (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
 }
 
-/// Sleeps until then; virtual sleep may end early, by [`wake_everyone`]. On the host's clock the last bit is spun
-/// through, because sleeping overshoots.
+/// Sleeps until then; virtual sleep may end early, by [`wake_everyone`]. On the host's clock the last bit is
+/// spun through, because sleeping overshoots.
 pub fn sleep_until(moment: u64) {
     const OVERSHOOT: u64 = 150_000;
     if is_virtual() {
@@ -406,8 +410,9 @@ extern "C" fn wake(word: *const u32) {
     state().wake_all(word as usize);
 }
 
-/// A barrier in every thread of the process. Who changes a word and then, without a barrier of its own, looks whether
-/// somebody sleeps on it, either sees the sleeper or is seen by it: a missed wake would last for ever here.
+/// A barrier in every thread of the process. Who changes a word and then, without a barrier of its own, looks
+/// whether somebody sleeps on it, either sees the sleeper or is seen by it: a missed wake would last for ever
+/// here.
 fn drain_stores() {
     const REGISTER: libc::c_int = 1 << 4;
     const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
@@ -420,7 +425,7 @@ fn drain_stores() {
     barrier(PRIVATE_EXPEDITED);
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_clock() -> *const Functions {
     choose();
     match is_virtual() {
@@ -429,7 +434,7 @@ pub extern "C" fn cudasim_clock() -> *const Functions {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_use_virtual_clock() -> i32 {
     decide(true);
     match is_virtual() {
@@ -438,31 +443,31 @@ pub extern "C" fn cudasim_use_virtual_clock() -> i32 {
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_now_ns() -> u64 {
     choose();
     now()
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_sleep_ns(nanoseconds: u64) {
     choose();
     sleep(Duration::from_nanos(nanoseconds));
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_thread_expect() {
     choose();
     expect();
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_thread_enter() {
     choose();
     enter();
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_thread_leave() {
     leave();
 }

@@ -1,7 +1,7 @@
 //! The driver's result codes, their names and their texts.
 
 use crate::call::{Out, Res};
-use std::ffi::{c_char, CStr};
+use std::ffi::{CStr, c_char};
 
 pub const SUCCESS: i32 = 0;
 pub const INVALID_VALUE: i32 = 1;

@@ -1,7 +1,7 @@
 //! Contexts, and the stack of current ones that each thread has.
 //!
-//! Contexts are never freed (there are few, and destroyed ones stay on other threads' stacks), so plain references
-//! to them are safe, and finding the current one is a read of a thread-local.
+//! Contexts are never freed (there are few, and destroyed ones stay on other threads' stacks), so plain
+//! references to them are safe, and finding the current one is a read of a thread-local.
 
 use crate::call::{Out, Res};
 use crate::settings::{DEFAULT_LIMITS, LIMITS};
@@ -10,11 +10,12 @@ use crate::sync::{lock, read, write};
 use crate::{capture, classic, code, device, event, lifecycle, mempool, primary, report};
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 const ACTIVE: u8 = 0;
-/// A primary context that nobody retains, or that was reset: its handle comes back to life when it is retained.
+/// A primary context that nobody retains, or that was reset: its handle comes back to life when it is
+/// retained.
 const INACTIVE: u8 = 1;
 const DESTROYED: u8 = 2;
 
@@ -44,8 +45,8 @@ pub struct Context {
 
 static CONTEXTS: RwLock<Option<HashMap<usize, &'static Context>>> = RwLock::new(None);
 
-/// A thread's stack is a list that needs no destructor, so that it works in other thread-locals' destructors. What
-/// a thread leaves on it when it ends stays allocated.
+/// A thread's stack is a list that needs no destructor, so that it works in other thread-locals' destructors.
+/// What a thread leaves on it when it ends stays allocated.
 struct Level {
     context: &'static Context,
     below: *mut Level,

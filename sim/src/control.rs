@@ -1,13 +1,13 @@
 //! The `cudasim_*` functions, by which tests look into the simulated driver and turn its knobs.
 //!
-//! They take no part in counting, latencies and failure rules, and work before `cuInit`. `sim/include/cudasim.h`
-//! says what each does.
+//! They take no part in counting, latencies and failure rules, and work before `cuInit`.
+//! `sim/include/cudasim.h` says what each does.
 
 use crate::call::Entry;
 use crate::stream::StreamArg;
 use crate::work::Work;
 use crate::{clock, code, device, event, knobs, memory, report, stream, vmm};
-use std::ffi::{c_char, CStr};
+use std::ffi::{CStr, c_char};
 
 /// The tables of all modules with exports.
 static TABLES: &[&[Entry]] = &[
@@ -57,49 +57,49 @@ fn answer(result: Result<(), i32>) -> i32 {
     result.err().unwrap_or(code::SUCCESS)
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_used_bytes(device: i32) -> u64 {
     device::get(device).map_or(0, |device| device.used())
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_peak_bytes(device: i32) -> u64 {
     device::get(device).map_or(0, |device| device.peak())
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_reset_peak(device: i32) {
     if let Ok(device) = device::get(device) {
         device.reset_peak();
     }
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_set_memory(device: i32, bytes: u64) -> i32 {
     answer(device::get(device).map(|device| device.set_total(bytes)))
 }
 
 /// # Safety
 /// `name` is NULL or a terminated string.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudasim_call_count(name: *const c_char) -> u64 {
     let Some(name) = known(name) else { return 0 };
     all_exports().filter(|entry| entry.call.is_named(&name)).map(|entry| entry.call.count()).sum()
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_reset_counts() {
     all_exports().for_each(|entry| entry.call.reset());
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_time_calls(on: i32) {
     all_exports().for_each(|entry| entry.call.mark(crate::call::TIMED, on != 0));
 }
 
 /// # Safety
 /// `name` is NULL or a terminated string.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudasim_call_time(name: *const c_char) -> u64 {
     let Some(name) = known(name) else { return 0 };
     all_exports().filter(|entry| entry.call.is_named(&name)).map(|entry| entry.call.spent_ns()).sum()
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn cudasim_call_time(name: *const c_char) -> u64 {
 
 /// # Safety
 /// `name` is NULL or a terminated string.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudasim_fail(name: *const c_char, nth: u64, sticky: i32, result: i32) -> i32 {
     knobs::fixed();
     let Some(name) = known(name) else {
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn cudasim_fail(name: *const c_char, nth: u64, sticky: i32
 
 /// # Safety
 /// `name` is NULL or a terminated string.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudasim_set_latency(name: *const c_char, nanoseconds: u64) -> i32 {
     knobs::fixed();
     let Some(name) = known(name) else {
@@ -133,54 +133,54 @@ pub unsafe extern "C" fn cudasim_set_latency(name: *const c_char, nanoseconds: u
     code::SUCCESS
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_misuse_count() -> u64 {
     report::misuse_count()
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_set_misuse_aborts(aborts: i32) {
     knobs::fixed();
     knobs::set_misuse_aborts(aborts != 0);
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_set_silent(silent: i32) {
     report::set_silent(silent != 0);
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_set_free_waits(waits: i32) {
     knobs::fixed();
     knobs::set_free_waits(waits != 0);
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_live_handles() -> u64 {
     vmm::live_handles()
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_live_mappings() -> u64 {
     memory::live_mappings()
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_live_reservations() -> u64 {
     memory::live_reservations()
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_live_allocations() -> u64 {
     memory::live_blocks()
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_live_streams() -> u64 {
     stream::live()
 }
 
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_live_events() -> u64 {
     event::live()
 }
@@ -193,14 +193,14 @@ fn take_part() {
 }
 
 /// Work that keeps the stream busy for that long.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_spin(stream: usize, microseconds: u64) -> i32 {
     take_part();
     answer(stream::launch(StreamArg::legacy(stream), Work::Spin { microseconds }))
 }
 
 /// Like a kernel: waits, then writes `value` to `count` 32-bit words at `address`, checked when it runs.
-#[no_mangle]
+#[unsafe(no_mangle)]
 pub extern "C" fn cudasim_poke(stream: usize, address: u64, value: u32, count: u64, delay_us: u64) -> i32 {
     take_part();
     answer(stream::launch(StreamArg::legacy(stream), Work::Poke { address, value, count, delay_us }))

@@ -4,7 +4,7 @@ use crate::arrays;
 use crate::call::{In, Res};
 use crate::code;
 use crate::stream::StreamArg;
-use crate::transfer::{copy_2d, End, Mode};
+use crate::transfer::{End, Mode, copy_2d};
 use crate::work::Rows;
 
 /// `CU_MEMORYTYPE_*`

@@ -3,8 +3,8 @@
 use crate::call::{In, Out, Res};
 use crate::{code, knobs};
 use std::ffi::c_char;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub struct Device {
     pub ordinal: usize,
@@ -80,7 +80,8 @@ pub fn get(ordinal: i32) -> Res<&'static Device> {
 /// Higher ones are unknown.
 const LAST_ATTRIBUTE: i32 = 160;
 
-/// Attributes after those of a server board of compute capability 9.0. Those that are not listed but exist are 0.
+/// Attributes after those of a server board of compute capability 9.0. Those that are not listed but exist
+/// are 0.
 fn attribute(device: &Device, attribute: i32) -> Res<i32> {
     let vmm = knobs::fixed().vmm as i32;
     let from_13 = (knobs::driver_version() >= 13000) as i32;

@@ -1,4 +1,5 @@
-//! Graphs, as far as capturing needs them: made by a capture, instantiated, launched as one operation of a stream.
+//! Graphs, as far as capturing needs them: made by a capture, instantiated, launched as one operation of a
+//! stream.
 //!
 //! Nodes run in the order of their capture, which satisfies all dependencies; branches do not run at once.
 

@@ -108,7 +108,7 @@ fn register(address: u64, size: usize, flags: u32) -> Res {
     }
     let mut memory = memory::writing();
     let before = memory.blocks.range(..end).next_back();
-    if let Some((_, block)) = before.filter(|(&base, block)| base + block.size > address) {
+    if let Some((_, block)) = before.filter(|&(&base, block)| base + block.size > address) {
         return Err(match block.kind.is_host() {
             true => code::HOST_MEMORY_ALREADY_REGISTERED,
             false => code::INVALID_VALUE,

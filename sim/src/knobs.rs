@@ -13,7 +13,7 @@
 //! | `CUDASIM_MISUSE` | `report`: misuse of a dead handle answers 400 instead of ending the process |
 //! | `CUDASIM_FREE_WAITS` | 0: `cuMemFree` does not wait for the context's work (default 1: it does) |
 
-use crate::call::{Entry, CLOCKED, FAILING, TOO_NEW};
+use crate::call::{CLOCKED, Entry, FAILING, TOO_NEW};
 use crate::sync::lock;
 use crate::{clock, control, report};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -115,7 +115,8 @@ pub fn first_use() -> bool {
     first
 }
 
-/// Settles which clock time goes by, and reads no other knob: a program may look at the clock and turn these then.
+/// Settles which clock time goes by, and reads no other knob: a program may look at the clock and turn these
+/// then.
 pub fn choose_clock() {
     clock::decide(number("CUDASIM_CLOCK", false, |text| match text {
         "host" => Some(false),

@@ -1,16 +1,16 @@
 //! A simulated CUDA driver: a `libcuda.so.1` for machines without a GPU.
 //!
-//! Device memory is sparse host memory behind real mappings, streams run their work later on threads of their own,
-//! and whatever the real driver leaves undefined (a destroyed stream used, memory unmapped under running work) is
-//! reported instead of silently tolerated. The exported functions stand in tables made by `exports!`, one
-//! line each; the logic behind them is in ordinary functions of the same module.
+//! Device memory is sparse host memory behind real mappings, streams run their work later on threads of their
+//! own, and whatever the real driver leaves undefined (a destroyed stream used, memory unmapped under running
+//! work) is reported instead of silently tolerated. The exported functions stand in tables made by
+//! `exports!`, one line each; the logic behind them is in ordinary functions of the same module.
 //!
-//! Where to look: `call` (what happens around every call), `lifecycle` (init, fork, exit), `knobs` and `control`
-//! (everything a test can turn), `clock` (time, which may be virtual), `report` (misuse), `device`, `context`,
-//! `primary`; for memory `physical` (what there is), `memory` (the map of all addresses), `classic`, `vmm`,
-//! `mempool`, `hostmem`, `arrays`, `share` and `pointer` (questions about addresses); for asynchronous work `stream`
-//! (order), `work` (what is run), `event`, `transfer`, `copy2d`, `memop`; `capture` and `graph`; `lookup` and
-//! `procaddress` for symbol lookup; `settings` for the rest.
+//! Where to look: `call` (what happens around every call), `lifecycle` (init, fork, exit), `knobs` and
+//! `control` (everything a test can turn), `clock` (time, which may be virtual), `report` (misuse), `device`,
+//! `context`, `primary`; for memory `physical` (what there is), `memory` (the map of all addresses),
+//! `classic`, `vmm`, `mempool`, `hostmem`, `arrays`, `share` and `pointer` (questions about addresses); for
+//! asynchronous work `stream` (order), `work` (what is run), `event`, `transfer`, `copy2d`, `memop`;
+//! `capture` and `graph`; `lookup` and `procaddress` for symbol lookup; `settings` for the rest.
 #![allow(non_snake_case)] // The exported names are CUDA's.
 
 #[macro_use]

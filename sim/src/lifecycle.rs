@@ -1,10 +1,11 @@
-//! Whether the driver may be used: before `cuInit`, after it, in a child of `fork`, and while the process exits.
+//! Whether the driver may be used: before `cuInit`, after it, in a child of `fork`, and while the process
+//! exits.
 
 use crate::call::Res;
 use crate::{clock, code, device, knobs, work};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Once;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 const UNUSED: u8 = 0;
 const LIVE: u8 = 1;

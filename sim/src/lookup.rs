@@ -1,10 +1,10 @@
 //! `cuGetProcAddress`: from names to the exported functions themselves.
 
 use crate::call::{In, Out, Res};
-use crate::procaddress::{is_refused, lookup, Lookup};
+use crate::procaddress::{Lookup, is_refused, lookup};
 use crate::{code, control, knobs};
 use std::collections::HashMap;
-use std::ffi::{c_char, CStr};
+use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
 /// The address of each exported symbol.

@@ -1,16 +1,17 @@
-//! The map of all addresses the driver gave out: blocks (one allocation each) and reservations with their mappings.
+//! The map of all addresses the driver gave out: blocks (one allocation each) and reservations with their
+//! mappings.
 //!
 //! One lock guards it. Who changes mappings holds it for writing; whoever touches device memory holds it for
-//! reading while it does, piece by piece, after checking that the range may be touched. So a range can never be
-//! unmapped under a running copy, and a bad access is a report and a code, never a crash of the process.
+//! reading while it does, piece by piece, after checking that the range may be touched. So a range can never
+//! be unmapped under a running copy, and a bad access is a report and a code, never a crash of the process.
 
 use crate::call::Res;
 use crate::code;
 use crate::context::Context;
 use crate::knobs::MAX_DEVICES;
 use crate::mempool::Pool;
-use crate::physical::{Physical, Place, PAGE};
-use crate::ranges::{round_up, FreeRanges};
+use crate::physical::{PAGE, Physical, Place};
+use crate::ranges::{FreeRanges, round_up};
 use crate::sync::{read, write};
 use crate::vmm::Chunk;
 use std::collections::BTreeMap;
@@ -201,8 +202,8 @@ impl Memory {
         (address - base < segment.size).then_some((base, segment))
     }
 
-    /// What is refused when an operation is submitted. It asks more of pool memory than `permits`: work of the past
-    /// may touch what a block is no more.
+    /// What is refused when an operation is submitted. It asks more of pool memory than `permits`: work of
+    /// the past may touch what a block is no more.
     pub fn accepts(&self, device: usize, address: u64, size: u64, access: Access) -> bool {
         if self.pool_segment_at(address).is_some() {
             let fits = |(base, block): (u64, &Block)| size <= block.size - (address - base);
@@ -286,8 +287,8 @@ impl Memory {
     }
 }
 
-/// Touches device memory on behalf of `device`: `run` gets pointers to pieces of the range, each checked and locked
-/// against unmapping. False: some piece could not be touched (those before it were).
+/// Touches device memory on behalf of `device`: `run` gets pointers to pieces of the range, each checked and
+/// locked against unmapping. False: some piece could not be touched (those before it were).
 pub fn touch(
     device: usize,
     address: u64,

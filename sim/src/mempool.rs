@@ -1,16 +1,17 @@
 //! Stream-ordered memory: pools, `cuMemAllocAsync` and `cuMemFreeAsync`.
 //!
-//! A pool takes segments of device memory and cuts blocks from them. A freed block can be had again at once on the
-//! stream that freed it, and elsewhere once that stream has got past the free; when the device is full, a block that
-//! is still being freed is given out with a wait in front. (Reuse along event dependencies is not modelled: such a
-//! block is taken for one still being freed.) What a pool holds counts as used device memory.
+//! A pool takes segments of device memory and cuts blocks from them. A freed block can be had again at once
+//! on the stream that freed it, and elsewhere once that stream has got past the free; when the device is
+//! full, a block that is still being freed is given out with a wait in front. (Reuse along event dependencies
+//! is not modelled: such a block is taken for one still being freed.) What a pool holds counts as used device
+//! memory.
 
 use crate::call::Res;
 use crate::context::Context;
 use crate::knobs::MAX_DEVICES;
-use crate::memory::{self, Backing, Block, Kind, PoolSegment, Rights, NO_RIGHTS};
+use crate::memory::{self, Backing, Block, Kind, NO_RIGHTS, PoolSegment, Rights};
 use crate::physical::{Physical, Place};
-use crate::ranges::{round_up, FreeRanges};
+use crate::ranges::{FreeRanges, round_up};
 use crate::registry::{Found, Registry};
 use crate::stream::{self, Stream, Ticket};
 use crate::sync::lock;
@@ -207,7 +208,7 @@ impl Pool {
         let idle: Vec<(u64, u64)> = state
             .segments
             .iter()
-            .filter(|(&base, segment)| state.free.contains(base, segment.size))
+            .filter(|&(&base, segment)| state.free.contains(base, segment.size))
             .map(|(&base, segment)| (base, segment.size))
             .collect();
         for (base, size) in idle.into_iter().rev() {
@@ -240,10 +241,10 @@ impl Pool {
         match self.grow(&mut state, size) {
             Ok(()) => {}
             Err(code) => {
-                if state.rules.internal_dependencies != 0 {
-                    if let Some((base, ticket)) = state.retake(size, |_| true) {
-                        return Ok((base, ticket));
-                    }
+                if state.rules.internal_dependencies != 0
+                    && let Some((base, ticket)) = state.retake(size, |_| true)
+                {
+                    return Ok((base, ticket));
                 }
                 // Idle segments of the wrong sizes make way.
                 self.settle(&mut state, 0);

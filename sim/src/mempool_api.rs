@@ -10,8 +10,8 @@ use crate::stream::{self, StreamArg};
 use crate::sync::lock;
 use crate::vmm::{self, AccessRights, Location, ON_DEVICE};
 use crate::{classic, code, device};
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// `CUmemPoolProps`
 #[derive(Clone, Copy)]

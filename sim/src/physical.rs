@@ -1,8 +1,8 @@
 //! Physical memory: sparse files that only exist in memory, one for each device and one for the host.
 //!
-//! A piece of it is an offset range. Offsets are never scarce (the file is far larger than any device), so there is
-//! no fragmentation to simulate; what is scarce is counted by `device`. A freed piece is punched out of the file, so
-//! that the host's memory is given back.
+//! A piece of it is an offset range. Offsets are never scarce (the file is far larger than any device), so
+//! there is no fragmentation to simulate; what is scarce is counted by `device`. A freed piece is punched out
+//! of the file, so that the host's memory is given back.
 
 use crate::call::Res;
 use crate::sync::lock;
@@ -68,10 +68,10 @@ impl Physical {
             device::get(ordinal as i32)?.take(counted)?;
         }
         let give_back = || {
-            if let Place::Device(ordinal) = place {
-                if let Ok(device) = device::get(ordinal as i32) {
-                    device.give(counted);
-                }
+            if let Place::Device(ordinal) = place
+                && let Ok(device) = device::get(ordinal as i32)
+            {
+                device.give(counted);
             }
             code::OUT_OF_MEMORY
         };
@@ -105,10 +105,10 @@ impl Drop for Physical {
         if let Some(Some(file)) = file(self.place).get() {
             lock(file).free.entry(self.size).or_default().push(self.offset);
         }
-        if let Place::Device(ordinal) = self.place {
-            if let Ok(device) = device::get(ordinal as i32) {
-                device.give(self.counted);
-            }
+        if let Place::Device(ordinal) = self.place
+            && let Ok(device) = device::get(ordinal as i32)
+        {
+            device.give(self.counted);
         }
     }
 }

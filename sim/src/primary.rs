@@ -10,8 +10,8 @@ use std::sync::{Mutex, OnceLock};
 struct Primary {
     context: &'static Context,
     owners: Mutex<u64>,
-    /// Held while the context changes between active and inactive, work being waited for. Nothing but other such
-    /// changes of the same device waits for this lock.
+    /// Held while the context changes between active and inactive, work being waited for. Nothing but other
+    /// such changes of the same device waits for this lock.
     transition: Mutex<()>,
 }
 

@@ -77,11 +77,7 @@ struct Row {
 
 impl Row {
     fn symbol(&self, per_thread: bool) -> Option<&'static str> {
-        if per_thread {
-            self.per_thread
-        } else {
-            Some(self.default)
-        }
+        if per_thread { self.per_thread } else { Some(self.default) }
     }
 }
 

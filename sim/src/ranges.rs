@@ -61,10 +61,10 @@ impl FreeRanges {
     pub fn give(&mut self, base: u64, size: u64) {
         let mut start = base;
         let mut end = base + size;
-        if let Some((&before, &length)) = self.ranges.range(..base).next_back() {
-            if before + length == base {
-                start = before;
-            }
+        if let Some((&before, &length)) = self.ranges.range(..base).next_back()
+            && before + length == base
+        {
+            start = before;
         }
         if let Some(&length) = self.ranges.get(&end) {
             self.ranges.remove(&end);

@@ -1,8 +1,8 @@
 //! Handles: opaque values for objects, checked at every use.
 //!
-//! A handle is a value that looks like an address but maps nothing, so a program that dereferences one crashes. A
-//! slot is reused last in, first out, as the real driver does, to bring out uses of a stale handle; until it is
-//! reused, such a use is told apart from a value that never was a handle.
+//! A handle is a value that looks like an address but maps nothing, so a program that dereferences one
+//! crashes. A slot is reused last in, first out, as the real driver does, to bring out uses of a stale
+//! handle; until it is reused, such a use is told apart from a value that never was a handle.
 
 use crate::sync::lock;
 use std::sync::{Arc, Mutex, OnceLock};

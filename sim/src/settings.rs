@@ -1,5 +1,5 @@
-//! Settings and objects that change nothing in the simulation, but that programs use: limits, cache preferences,
-//! profiling, modules. A module can be loaded and unloaded; it has no functions.
+//! Settings and objects that change nothing in the simulation, but that programs use: limits, cache
+//! preferences, profiling, modules. A module can be loaded and unloaded; it has no functions.
 
 use crate::call::{In, Out, Res};
 use crate::registry::{Found, Registry};

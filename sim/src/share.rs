@@ -1,7 +1,7 @@
 //! Memory and events between processes: what can be exported, and the refusals.
 //!
-//! Nothing really leaves the process. A chunk's file descriptor can be imported where it was exported; legacy handles
-//! can be made, but opening one in its own process is refused, as the real driver does.
+//! Nothing really leaves the process. A chunk's file descriptor can be imported where it was exported; legacy
+//! handles can be made, but opening one in its own process is refused, as the real driver does.
 
 use crate::call::{Out, Res};
 use crate::memory::{self, Kind};

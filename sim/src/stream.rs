@@ -1,9 +1,11 @@
-//! Streams: queues of work, each drained by a thread of its own that exists only while there is something to do.
+//! Streams: queues of work, each drained by a thread of its own that exists only while there is something to
+//! do.
 //!
-//! Order between streams is a matter of tickets. A ticket names an operation of a stream (by its number there) and
-//! is done once that has run. When an operation is submitted it takes along the tickets it has to wait for: the
-//! legacy stream's unfinished work for a blocking stream, all blocking streams' work for the legacy stream, an
-//! event's for a waiting stream. Tickets only ever name operations submitted earlier, so no cycle can arise.
+//! Order between streams is a matter of tickets. A ticket names an operation of a stream (by its number
+//! there) and is done once that has run. When an operation is submitted it takes along the tickets it has to
+//! wait for: the legacy stream's unfinished work for a blocking stream, all blocking streams' work for the
+//! legacy stream, an event's for a waiting stream. Tickets only ever name operations submitted earlier, so no
+//! cycle can arise.
 
 use crate::call::Res;
 use crate::capture::{self, Route};

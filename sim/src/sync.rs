@@ -1,5 +1,5 @@
-//! Locks that survive a panic: a poisoned lock is taken all the same, because no panic may turn into a second one
-//! at the C boundary.
+//! Locks that survive a panic: a poisoned lock is taken all the same, because no panic may turn into a second
+//! one at the C boundary.
 
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

@@ -1,7 +1,7 @@
 //! Sets and copies.
 //!
-//! The range is checked when the call is made (a copy past the end of an allocation answers 1 at once) and again when
-//! the operation runs, because by then the memory may be gone.
+//! The range is checked when the call is made (a copy past the end of an allocation answers 1 at once) and
+//! again when the operation runs, because by then the memory may be gone.
 
 use crate::call::Res;
 use crate::capture::{self, Route};

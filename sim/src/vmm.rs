@@ -1,14 +1,14 @@
 //! Virtual memory management: reserved ranges, physical chunks, mappings and access rights.
 //!
-//! None of it needs a current context, and memory outlives contexts. Unmapping does not wait for work, as the real
-//! driver's does not reliably; doing it under pending work is reported and loses the work's context.
+//! None of it needs a current context, and memory outlives contexts. Unmapping does not wait for work, as the
+//! real driver's does not reliably; doing it under pending work is reported and loses the work's context.
 
 use crate::call::{In, Out, Res};
 use crate::knobs;
 use crate::memory::{
-    self, host, Mapping, Memory, Reservation, Rights, Segment, HOST_RIGHTS, LARGE_PAGE, NO_RIGHTS,
+    self, HOST_RIGHTS, LARGE_PAGE, Mapping, Memory, NO_RIGHTS, Reservation, Rights, Segment, host,
 };
-use crate::physical::{Physical, Place, PAGE};
+use crate::physical::{PAGE, Physical, Place};
 use crate::sync::lock;
 use crate::{code, device, report, stream};
 use std::collections::{BTreeMap, HashMap};
@@ -228,8 +228,8 @@ fn reservation_of(memory: &mut Memory, base: u64, end: u64) -> Res<&mut Reservat
     Ok(reservation)
 }
 
-/// Where to start looking for mappings that reach past `base`: the last one that begins at or below it. So a call
-/// costs no more the more is mapped elsewhere.
+/// Where to start looking for mappings that reach past `base`: the last one that begins at or below it. So a
+/// call costs no more the more is mapped elsewhere.
 fn first_near(reservation: &Reservation, base: u64) -> u64 {
     reservation.mappings.range(..=base).next_back().map_or(base, |(&start, _)| start)
 }
@@ -342,7 +342,7 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
     if result.is_err() {
         // Rights that the host did not grant must not be believed: the whole range has none.
         for (&start, mapping) in reservation.mappings.range_mut(first..end) {
-            let inside = |(&at, _): &(&u64, &mut Segment)| (base..end).contains(&(start + at));
+            let inside = |&(&at, _): &(&u64, &mut Segment)| (base..end).contains(&(start + at));
             let segments = mapping.segments.iter_mut().filter(inside);
             segments.for_each(|(_, segment)| segment.rights = NO_RIGHTS);
         }

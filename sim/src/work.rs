@@ -1,7 +1,7 @@
 //! The operations that streams run, as data, and running them.
 //!
-//! Like a kernel they check their memory when they run. What they cannot touch is reported and poisons the context
-//! (700), after which its later operations do nothing.
+//! Like a kernel they check their memory when they run. What they cannot touch is reported and poisons the
+//! context (700), after which its later operations do nothing.
 
 use crate::context::Context;
 use crate::event::Stamp;
@@ -10,8 +10,8 @@ use crate::memory::{self, Access, Kind, PIECE};
 use crate::stream::Stream;
 use crate::{classic, clock, code, lifecycle, report};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// One end of a copy.
@@ -154,8 +154,8 @@ impl Work {
 /// Operations being run.
 static RUNNING: AtomicU64 = AtomicU64::new(0);
 
-/// Waits until no operation runs, but not for ever: by the host's clock, as work may hang where no other sees it.
-/// This thread does not hold virtual time up meanwhile.
+/// Waits until no operation runs, but not for ever: by the host's clock, as work may hang where no other sees
+/// it. This thread does not hold virtual time up meanwhile.
 pub fn wait_until_quiet(limit: Duration) {
     let took_part = clock::leave();
     let start = std::time::Instant::now();
@@ -314,8 +314,8 @@ fn fill_row(device: usize, address: u64, value: u32, element: u64, width: u64) -
     let bytes = value.to_le_bytes();
     let uniform = element == 1 || bytes[..element as usize].iter().all(|&b| b == bytes[0]);
     memory::touch(device, address, width, Access::Write, |start, _, size| {
-        // SAFETY: `touch` checked that these bytes are mapped and keeps them so; rows are multiples of the element,
-        // and pieces too, as the alignment was checked at submission.
+        // SAFETY: `touch` checked that these bytes are mapped and keeps them so; rows are multiples of the
+        // element, and pieces too, as the alignment was checked at submission.
         unsafe {
             if uniform {
                 start.write_bytes(bytes[0], size as usize);
@@ -351,8 +351,8 @@ pub fn copy_rows(
             if from.is_known() && !memory.permits(device, from_at, size, Access::Read) {
                 return Err(from_at);
             }
-            // SAFETY: known memory was just checked and stays mapped under the lock; host memory is the caller's
-            // by the C contract; the ends may overlap.
+            // SAFETY: known memory was just checked and stays mapped under the lock; host memory is the
+            // caller's by the C contract; the ends may overlap.
             unsafe {
                 std::ptr::copy(from_at as *const u8, to_at as *mut u8, size as usize);
             }

@@ -5,8 +5,8 @@ use common::*;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::FromRawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const MS: u64 = 1_000_000;
 

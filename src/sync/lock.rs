@@ -1,4 +1,5 @@
-//! A lock without poisoning and without memory: one word, waited on by the clock, as its holder may sleep there.
+//! A lock without poisoning and without memory: one word, waited on by the clock, as its holder may sleep
+//! there.
 //!
 //! The fast path of the pool is two of these, so taking it is one atomic exchange and giving it back a plain
 //! store. A panic while it is held leaves a mark instead of an error, and whoever locks next decides what

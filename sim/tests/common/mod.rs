@@ -1,10 +1,10 @@
 //! What all tests of the simulated driver share: the library, opened as a program would, and processes.
 //!
-//! Knobs are read once in a process, and counts and accounts are the process's, so every test runs its body in a
-//! process of its own: the test binary, started again for that one test.
+//! Knobs are read once in a process, and counts and accounts are the process's, so every test runs its body
+//! in a process of its own: the test binary, started again for that one test.
 #![allow(dead_code, non_snake_case)]
 
-use std::ffi::{c_char, c_void, CString};
+use std::ffi::{CString, c_char, c_void};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -465,7 +465,7 @@ pub fn expect_death(output: Option<Output>, signal: i32, text: &str) {
 /// Defines tests, each with knobs of its own: `name ["VARIABLE" = "value"] { body }`.
 #[macro_export]
 macro_rules! tests {
-    ($($(#[$meta:meta])* $name:ident [$($variable:literal = $value:expr),*] $body:block)*) => {
+    ($($(#[$meta:meta])* $name:ident [$($variable:literal = $value:expr_2021),*] $body:block)*) => {
         $(
             $(#[$meta])*
             #[test]

@@ -1,4 +1,5 @@
-//! A Rust program with a `malloc` of its own, which finds the C library's by `dlsym(RTLD_NEXT)` at its first call.
+//! A Rust program with a `malloc` of its own, which finds the C library's by `dlsym(RTLD_NEXT)` at its first
+//! call.
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
