@@ -388,6 +388,37 @@ impl Condition {
     }
 }
 
+/// A lock that may be held while its holder sleeps: who waits for it sleeps by the clock too.
+pub struct Turn {
+    taken: Mutex<bool>,
+    over: Condition,
+}
+
+/// Holds a [`Turn`].
+pub struct Held<'a>(&'a Turn);
+
+impl Turn {
+    pub const fn new() -> Turn {
+        Turn { taken: Mutex::new(false), over: Condition::new() }
+    }
+
+    pub fn take(&self) -> Held<'_> {
+        let mut taken = crate::sync::lock(&self.taken);
+        while *taken {
+            taken = self.over.wait(&self.taken, taken);
+        }
+        *taken = true;
+        Held(self)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        *crate::sync::lock(&self.0.taken) = false;
+        self.0.over.notify_all();
+    }
+}
+
 /// `struct cudasim_clock` of the header.
 #[repr(C)]
 pub struct Functions {

@@ -1,6 +1,7 @@
 //! Primary contexts: one for each device, shared by whoever retains it.
 
 use crate::call::{Out, Res};
+use crate::clock::Turn;
 use crate::context::Context;
 use crate::sync::lock;
 use crate::{code, device, knobs};
@@ -12,7 +13,7 @@ struct Primary {
     owners: Mutex<u64>,
     /// Held while the context changes between active and inactive, work being waited for. Nothing but other
     /// such changes of the same device waits for this lock.
-    transition: Mutex<()>,
+    transition: Turn,
 }
 
 /// The device's primary context; made at first use, inactive until it is retained.
@@ -22,7 +23,7 @@ fn primary(ordinal: i32) -> Res<&'static Primary> {
     Ok(ALL[device.ordinal].get_or_init(|| Primary {
         context: Context::create(device.ordinal, true, 0, false),
         owners: Mutex::new(0),
-        transition: Mutex::new(()),
+        transition: Turn::new(),
     }))
 }
 
@@ -37,7 +38,7 @@ pub fn check_flags(flags: u32) -> Res {
 fn retain(out: Out<usize>, device: i32) -> Res {
     out.check()?;
     let primary = primary(device)?;
-    let _transition = lock(&primary.transition);
+    let _transition = primary.transition.take();
     *lock(&primary.owners) += 1;
     if !primary.context.is_active() {
         primary.context.activate();
@@ -47,7 +48,7 @@ fn retain(out: Out<usize>, device: i32) -> Res {
 
 fn release(device: i32) -> Res {
     let primary = primary(device)?;
-    let _transition = lock(&primary.transition);
+    let _transition = primary.transition.take();
     let last = {
         let mut owners = lock(&primary.owners);
         *owners = owners.checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
@@ -61,7 +62,7 @@ fn release(device: i32) -> Res {
 
 fn reset(device: i32) -> Res {
     let primary = primary(device)?;
-    let _transition = lock(&primary.transition);
+    let _transition = primary.transition.take();
     if primary.context.is_active() {
         primary.context.deactivate();
     }

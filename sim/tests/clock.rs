@@ -110,6 +110,21 @@ tests! {
         assert_eq!(polls, 50);
     }
 
+    who_waits_for_a_sleeper_s_turn_holds_nothing_up [] {
+        let cu = Cuda::start();
+        ok(cu.cudasim_spin(0, 100_000));
+        cu.on_threads(2, |cu, number| {
+            // The first ends the context, which waits for its work; the second wants it meanwhile.
+            cu.cudasim_sleep_ns((number as u64 + 1) * MS);
+            if number == 0 {
+                ok(cu.cuDevicePrimaryCtxReset_v2(0));
+            } else {
+                ok(cu.cuDevicePrimaryCtxRetain(&mut 0, 0));
+            }
+            assert_eq!(cu.cudasim_now_ns(), 100 * MS);
+        });
+    }
+
     a_thread_that_left_holds_nothing_up [] {
         let cu = Cuda::start();
         let s = cu.stream(1);
