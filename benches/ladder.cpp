@@ -130,7 +130,7 @@ class Bench {
   void fill() const {
     size_t free = 0, total = 0;
     driver::check(cuda.memory_info(&free, &total), "cuMemGetInfo");
-    unsigned long long block = 0;
+    CUdeviceptr block = 0;
     if (free > 0) driver::check(cuda.alloc(&block, free), "cuMemAlloc");
   }
 
@@ -242,7 +242,7 @@ std::vector<Climb> release_some(const Bench &bench, uint64_t idle) {
   return {bench.time([&] {
     size_t released = 0;
     bench.check(bench.pool.reclaim(0, kWanted, &released));
-    unsigned long long block = 0;
+    CUdeviceptr block = 0;
     driver::check(bench.cuda.alloc(&block, kWanted), "cuMemAlloc");
   })};
 }
@@ -253,7 +253,7 @@ std::vector<Climb> release_all(const Bench &bench, uint64_t idle) {
   return {bench.time([&] {
     size_t released = 0;
     bench.check(bench.pool.reclaim(0, kDevice, &released));
-    unsigned long long block = 0;
+    CUdeviceptr block = 0;
     driver::check(bench.cuda.alloc(&block, released), "cuMemAlloc");
   })};
 }

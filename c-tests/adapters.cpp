@@ -221,7 +221,7 @@ void works_on_many_threads() {
     threads.emplace_back([i] {
       CUcontext context = driver_start(0);
       CHECK(context != nullptr);
-      const CUstream stream = new_stream(STREAM_NON_BLOCKING);
+      const CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
       uint64_t state = 77 + static_cast<uint64_t>(i);
       std::vector<void *> blocks;
       for (int round = 0; round < 300; ++round) {
@@ -261,7 +261,7 @@ void torch_reuses_on_its_stream() {
 
 void torch_records_streams() {
   if (!needs_sim()) return;
-  const CUstream other = new_stream(STREAM_NON_BLOCKING);
+  const CUstream other = new_stream(CU_STREAM_NON_BLOCKING);
   for (const bool recorded : {false, true}) {
     void *block = torch::malloc(8 * MIB, 0, torch_stream);
     busy(other, 200);
@@ -427,7 +427,7 @@ int main() {
   RUN(lives_with_the_driver);  // first: this process must not have used the driver
 
   driver_start(0);
-  torch_stream = new_stream(STREAM_NON_BLOCKING);
+  torch_stream = new_stream(CU_STREAM_NON_BLOCKING);
   RUN(hands_out_blocks);
   RUN(takes_size_0_and_null);
   RUN(answers_null_for_what_cannot_be);

@@ -131,7 +131,7 @@ static void refuse_size(size_t size) {
   void *out;
   CHECK_REFUSED(POOL_ERROR_OUT_OF_MEMORY, out, pool_alloc(&out, size));
   CHECK_REFUSED(POOL_ERROR_OUT_OF_MEMORY, out, pool_alloc_async(&out, size, NULL));
-  CHECK_REFUSED(POOL_ERROR_OUT_OF_MEMORY, out, pool_alloc_async(&out, size, STREAM_PER_THREAD));
+  CHECK_REFUSED(POOL_ERROR_OUT_OF_MEMORY, out, pool_alloc_async(&out, size, CU_STREAM_PER_THREAD));
   for (i = 0; i < sizeof alignments / sizeof alignments[0]; i++) {
     unsigned flags;
     for (flags = 0; flags < 4; flags++) {
@@ -422,8 +422,8 @@ int main(void) {
   /* The first use initialises the pool; driver calls are counted from then on. */
   CHECK_STATUS(POOL_OK, pool_alloc(&first, 1));
   CHECK_STATUS(POOL_OK, pool_free(first));
-  CHECK_STATUS(POOL_OK, pool_alloc_async(&first, 1, STREAM_PER_THREAD));
-  CHECK_STATUS(POOL_OK, pool_free_async(first, STREAM_PER_THREAD));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&first, 1, CU_STREAM_PER_THREAD));
+  CHECK_STATUS(POOL_OK, pool_free_async(first, CU_STREAM_PER_THREAD));
   RUN(no_place_for_the_result);
   RUN(bad_requests);
   RUN(bad_devices_and_pools);

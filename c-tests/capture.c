@@ -18,8 +18,8 @@ static void name_the_stream(void) {
   CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, captured));
 }
 
-static void begin(int mode) {
-  CU(BeginCapture(captured, mode));
+static void begin(CUstreamCaptureMode mode) {
+  CU(StreamBeginCapture(captured, mode));
   if (non_blocking) {
     name_the_stream();
   }
@@ -28,10 +28,10 @@ static void begin(int mode) {
 /* The capture is whole if its end gives a graph. */
 static void end(const char *file, int line) {
   CUgraph graph = NULL;
-  int status = -1;
-  CU(IsCapturing(captured, &status));
-  check_equal((uint64_t)status, 1, "the capture is not active but", file, line);
-  check_equal((uint64_t)cu.EndCapture(captured, &graph), 0, "the end of the capture answers", file, line);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  CU(StreamIsCapturing(captured, &status));
+  check_equal((uint64_t)status, CU_STREAM_CAPTURE_STATUS_ACTIVE, "the capture is not active but", file, line);
+  check_equal((uint64_t)cu.StreamEndCapture(captured, &graph), 0, "the end of the capture answers", file, line);
   check_that(graph != NULL, "a graph was captured", file, line);
   if (graph != NULL) {
     CU(GraphDestroy(graph));
@@ -46,14 +46,14 @@ static void end(const char *file, int line) {
     }                        \
   } while (0)
 
-static void check_state(int mode, CUcontext context) {
+static void check_state(CUstreamCaptureMode mode, CUcontext context) {
   CUcontext current = NULL;
-  int now = CAPTURE_RELAXED;
+  CUstreamCaptureMode now = CU_STREAM_CAPTURE_MODE_RELAXED;
   CU(CtxGetCurrent(&current));
   CHECK(current == context);
-  CU(ExchangeCaptureMode(&now));
+  CU(ThreadExchangeStreamCaptureMode(&now));
   CHECK_EQ(now, mode);
-  CU(ExchangeCaptureMode(&now));
+  CU(ThreadExchangeStreamCaptureMode(&now));
 }
 
 /* Success, or a plain out of memory. */
@@ -69,11 +69,11 @@ static void *try_alloc(size_t size, int device_ordered) {
 
 static void use_all_functions_while_capturing(void) {
   CUcontext context = NULL;
-  CUstream other = new_stream(STREAM_NON_BLOCKING);
+  CUstream other = new_stream(CU_STREAM_NON_BLOCKING);
   int mode, i, warm;
   CU(CtxGetCurrent(&context));
   for (warm = 0; warm < 2; warm++) {
-    for (mode = CAPTURE_GLOBAL; mode <= CAPTURE_RELAXED; mode++) {
+    for (mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED; mode++) {
       void *before[SIZES], *during[2 * SIZES];
       size_t released = 0;
       if (!warm) {
@@ -85,20 +85,20 @@ static void use_all_functions_while_capturing(void) {
       begin(mode);
       for (i = 0; i < 2 * SIZES; i++) {
         during[i] = try_alloc(sizes[i % SIZES], i >= SIZES);
-        check_state(CAPTURE_GLOBAL, context);
+        check_state(CU_STREAM_CAPTURE_MODE_GLOBAL, context);
       }
       for (i = 0; i < SIZES; i++) {
         pool_block_info info = info_of(before[i]);
         CHECK(info.base == before[i]);
         CHECK_STATUS(POOL_OK, pool_use_on_stream(before[i], captured));
         CHECK_STATUS(POOL_OK, i < 2 ? pool_free(before[i]) : pool_free_async(before[i], captured));
-        check_state(CAPTURE_GLOBAL, context);
+        check_state(CU_STREAM_CAPTURE_MODE_GLOBAL, context);
       }
       for (i = 0; i < 2 * SIZES; i += 2) {
         CHECK_STATUS(POOL_OK, pool_free_async(during[i], captured));
       }
       CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, &released));
-      check_state(CAPTURE_GLOBAL, context);
+      check_state(CU_STREAM_CAPTURE_MODE_GLOBAL, context);
       CHECK_STATS(0);
       END();
       for (i = 1; i < 2 * SIZES; i += 2) {
@@ -127,17 +127,17 @@ static void *allocate_beside_the_capture(void *context) {
   for (round = 0; round < 20; round++) {
     for (i = 0; i < SIZES; i++) {
       void *block = (void *)0x5a5a;
-      int status = round % 2 ? pool_alloc(&block, sizes[i]) : pool_alloc_async(&block, sizes[i], STREAM_PER_THREAD);
+      int status = round % 2 ? pool_alloc(&block, sizes[i]) : pool_alloc_async(&block, sizes[i], CU_STREAM_PER_THREAD);
       if (status != POOL_ERROR_OUT_OF_MEMORY) {
         CHECK_STATUS(POOL_OK, status);
       }
-      CHECK_STATUS(POOL_OK, round % 3 ? pool_free(block) : pool_free_async(block, STREAM_PER_THREAD));
+      CHECK_STATUS(POOL_OK, round % 3 ? pool_free(block) : pool_free_async(block, CU_STREAM_PER_THREAD));
     }
     if (round % 5 == 4) {
       CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));
     }
   }
-  check_state(CAPTURE_GLOBAL, (CUcontext)context);
+  check_state(CU_STREAM_CAPTURE_MODE_GLOBAL, (CUcontext)context);
   return NULL;
 }
 
@@ -145,7 +145,7 @@ static void other_threads_do_not_break_a_capture(void) {
   CUcontext context = NULL;
   int mode;
   CU(CtxGetCurrent(&context));
-  for (mode = CAPTURE_GLOBAL; mode <= CAPTURE_RELAXED; mode++) {
+  for (mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED; mode++) {
     pthread_t thread;
     begin(mode);
     CHECK_EQ(pthread_create(&thread, NULL, allocate_beside_the_capture, context), 0);
@@ -158,7 +158,7 @@ static void other_threads_do_not_break_a_capture(void) {
 /* The ladder would release, settle and synchronise here; in a capture the answer must come without that. */
 static void out_of_memory_does_not_break_a_capture(void) {
   pool_options defaults = default_options(), options = defaults;
-  CUstream other = new_stream(STREAM_NON_BLOCKING);
+  CUstream other = new_stream(CU_STREAM_NON_BLOCKING);
   void *first = NULL, *second = NULL, *small = NULL;
   int device;
   options.limit_bytes = 64 * MIB;
@@ -169,7 +169,7 @@ static void out_of_memory_does_not_break_a_capture(void) {
     CHECK_STATUS(POOL_OK, pool_alloc_async(&second, 24 * MIB, other));
     busy(other, 300);
     CHECK_STATUS(POOL_OK, pool_free_async(first, other));
-    begin(CAPTURE_GLOBAL);
+    begin(CU_STREAM_CAPTURE_MODE_GLOBAL);
     CHECK(try_alloc(60 * MIB, device) == NULL);
     small = try_alloc(1000, device);
     CHECK_STATUS(POOL_OK, pool_free_async(small, captured));
@@ -190,10 +190,10 @@ static void captures_are_not_broken_once_the_pool_is_told(void) {
   CUcontext context = NULL;
   int mode;
   CU(CtxGetCurrent(&context));
-  for (mode = CAPTURE_GLOBAL; mode <= CAPTURE_RELAXED; mode++) {
+  for (mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED; mode++) {
     pthread_t thread;
-    captured = new_stream(STREAM_NON_BLOCKING);
-    CU(BeginCapture(captured, mode));
+    captured = new_stream(CU_STREAM_NON_BLOCKING);
+    CU(StreamBeginCapture(captured, mode));
     CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, captured));
     CHECK_EQ(pthread_create(&thread, NULL, allocate_beside_the_capture, context), 0);
     pthread_join(thread, NULL);
@@ -207,13 +207,13 @@ static void captures_are_not_broken_once_the_pool_is_told(void) {
 
 int main(void) {
   driver_start(0);
-  if (cu.BeginCapture == NULL || cu.EndCapture == NULL || cu.IsCapturing == NULL || cu.GraphDestroy == NULL ||
-      cu.ExchangeCaptureMode == NULL) {
+  if (cu.StreamBeginCapture == NULL || cu.StreamEndCapture == NULL || cu.StreamIsCapturing == NULL ||
+      cu.GraphDestroy == NULL || cu.ThreadExchangeStreamCaptureMode == NULL) {
     printf("skipped: the driver has no stream capture\n");
     return EXIT_SKIPPED;
   }
   for (non_blocking = 1; non_blocking >= 0; non_blocking--) {
-    captured = new_stream(non_blocking ? STREAM_NON_BLOCKING : 0);
+    captured = new_stream(non_blocking ? CU_STREAM_NON_BLOCKING : 0);
     RUN(use_all_functions_while_capturing);
     RUN(other_threads_do_not_break_a_capture);
     RUN(out_of_memory_does_not_break_a_capture);

@@ -9,12 +9,12 @@ static int devices;
 
 static void use_everything(void) {
   pool_request request = request_of(3000);
-  CUstream stream = STREAM_PER_THREAD;
+  CUstream stream = CU_STREAM_PER_THREAD;
   void *one = NULL, *two = NULL, *three = NULL;
   int device;
   CHECK_STATUS(POOL_OK, pool_alloc(&one, 7 * MIB));
   CHECK_STATUS(POOL_OK, pool_alloc_async(&two, 1000, stream));
-  CHECK_STATUS(POOL_OK, pool_use_on_stream(two, STREAM_LEGACY));
+  CHECK_STATUS(POOL_OK, pool_use_on_stream(two, CU_STREAM_LEGACY));
   for (device = 0; device < devices; device++) {
     request.device = device;
     CHECK_STATUS(POOL_OK, pool_alloc_with(&three, &request));
@@ -35,7 +35,7 @@ static void current_context_is_left_alone(void) {
   CU(CtxCreate(&contexts[1], 0, 0));
   contexts[0] = primary;
   if (devices > 1) {
-    CU(PrimaryRetain(&contexts[count++], 1));
+    CU(DevicePrimaryCtxRetain(&contexts[count++], 1));
   }
   for (i = 0; i < count; i++) {
     CU(CtxSetCurrent(contexts[i]));
@@ -62,7 +62,7 @@ static void freed_with_any_context_current(void) {
       CU(CtxSetCurrent(primary));
       CHECK_STATUS(POOL_OK, pool_alloc(&block, sizes[i]));
       if (way == 2 && devices > 1) {
-        CU(PrimaryRetain(&now, 1));
+        CU(DevicePrimaryCtxRetain(&now, 1));
       } else {
         now = way == 0 ? NULL : other;
       }
@@ -93,15 +93,15 @@ static void devices_have_their_own_counters(void) {
   CHECK_EQ(stats_of(1).requested_bytes, 10 * MIB);
   CHECK_STATS(0);
   CHECK_STATS(1);
-  CU(PrimaryRetain(&second, 1));
+  CU(DevicePrimaryCtxRetain(&second, 1));
   CU(CtxSetCurrent(second));
   CHECK_EQ(stats_of(POOL_DEVICE_CURRENT).requested_bytes, 10 * MIB);
-  CHECK_STATUS(POOL_OK, pool_alloc_async(&async, 3 * MIB, STREAM_PER_THREAD));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&async, 3 * MIB, CU_STREAM_PER_THREAD));
   CHECK_EQ(info_of(async).device, 1);
-  fill(async, 3 * MIB, 0xd1, STREAM_PER_THREAD);
-  CU(StreamSynchronize(STREAM_PER_THREAD));
+  fill(async, 3 * MIB, 0xd1, CU_STREAM_PER_THREAD);
+  CU(StreamSynchronize(CU_STREAM_PER_THREAD));
   CHECK(holds(async, 3 * MIB, 0xd1));
-  CHECK_STATUS(POOL_OK, pool_free_async(async, STREAM_PER_THREAD));
+  CHECK_STATUS(POOL_OK, pool_free_async(async, CU_STREAM_PER_THREAD));
   /* Freed from the wrong device. */
   CHECK_STATUS(POOL_OK, pool_free(zero));
   CHECK_EQ(stats_of(0).live_blocks, 0);
@@ -123,10 +123,10 @@ static void each_device_waits_for_its_own_work(void) {
     check_skip("needs two devices");
     return;
   }
-  CU(PrimaryRetain(&second, 1));
+  CU(DevicePrimaryCtxRetain(&second, 1));
   for (device = 0; device < 2; device++) {
     CU(CtxSetCurrent(device ? second : primary));
-    streams[device] = new_stream(STREAM_NON_BLOCKING);
+    streams[device] = new_stream(CU_STREAM_NON_BLOCKING);
   }
   for (device = 0; device < 2; device++) {
     void *old = NULL, *new = NULL;
@@ -140,8 +140,8 @@ static void each_device_waits_for_its_own_work(void) {
     CHECK_STATUS(POOL_OK, pool_trim(NULL, device, 0, NULL));
     CU(CtxSetCurrent(device ? second : primary));
     CHECK_STATUS(POOL_OK, pool_alloc(&new, 8 * MIB));
-    fill(new, 8 * MIB, 0x4e5, STREAM_PER_THREAD);
-    CU(StreamSynchronize(STREAM_PER_THREAD));
+    fill(new, 8 * MIB, 0x4e5, CU_STREAM_PER_THREAD);
+    CU(StreamSynchronize(CU_STREAM_PER_THREAD));
     CU(StreamSynchronize(streams[device]));
     CHECK(holds(new, 8 * MIB, 0x4e5));
     CHECK_STATUS(POOL_OK, pool_free(new));
@@ -160,15 +160,15 @@ static void allocate_to_lose(void **blocks) {
   int i;
   for (i = 0; i < LOST; i++) {
     CHECK_STATUS(POOL_OK, i % 2 ? pool_alloc(&blocks[i], lost_sizes[i])
-                                : pool_alloc_async(&blocks[i], lost_sizes[i], STREAM_PER_THREAD));
+                                : pool_alloc_async(&blocks[i], lost_sizes[i], CU_STREAM_PER_THREAD));
   }
   /* Cached, pending and recorded memory goes too. */
   {
     void *block = NULL;
     CHECK_STATUS(POOL_OK, pool_alloc(&block, 5 * MIB));
     CHECK_STATUS(POOL_OK, pool_free(block));
-    CHECK_STATUS(POOL_OK, pool_alloc_async(&block, 5 * MIB, STREAM_PER_THREAD));
-    CHECK_STATUS(POOL_OK, pool_free_async(block, STREAM_PER_THREAD));
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&block, 5 * MIB, CU_STREAM_PER_THREAD));
+    CHECK_STATUS(POOL_OK, pool_free_async(block, CU_STREAM_PER_THREAD));
   }
   check_blocks_were_lost = 1;
 }
@@ -188,7 +188,7 @@ static void check_lost(void **blocks) {
     CHECK(info.base == NULL);
     CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, pool_use_on_stream(blocks[i], NULL));
     CHECK_STATUS(POOL_ERROR_CONTEXT_LOST,
-                 i % 2 ? pool_free(blocks[i]) : pool_free_async(blocks[i], STREAM_PER_THREAD));
+                 i % 2 ? pool_free(blocks[i]) : pool_free_async(blocks[i], CU_STREAM_PER_THREAD));
   }
 }
 
@@ -198,10 +198,10 @@ static void check_next_generation(void **old) {
   int i, j, status;
   for (i = 0; i < LOST; i++) {
     size_t bytes = lost_sizes[i] & ~(size_t)3;
-    CHECK_STATUS(POOL_OK, pool_alloc_async(&blocks[i], lost_sizes[i], STREAM_PER_THREAD));
-    fill(blocks[i], bytes, 0x700u + (unsigned)i, STREAM_PER_THREAD);
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&blocks[i], lost_sizes[i], CU_STREAM_PER_THREAD));
+    fill(blocks[i], bytes, 0x700u + (unsigned)i, CU_STREAM_PER_THREAD);
   }
-  CU(StreamSynchronize(STREAM_PER_THREAD));
+  CU(StreamSynchronize(CU_STREAM_PER_THREAD));
   /* Dead blocks stay dead, unless the address lives again. */
   for (i = 0; i < LOST; i++) {
     int again = 0;
@@ -216,7 +216,7 @@ static void check_next_generation(void **old) {
   }
   for (i = 0; i < LOST; i++) {
     CHECK(holds(blocks[i], lost_sizes[i] & ~(size_t)3, 0x700u + (unsigned)i));
-    CHECK_STATUS(POOL_OK, pool_free_async(blocks[i], STREAM_PER_THREAD));
+    CHECK_STATUS(POOL_OK, pool_free_async(blocks[i], CU_STREAM_PER_THREAD));
   }
   CHECK_TRIMS_TO_ZERO(0);
 }
@@ -241,14 +241,14 @@ static void reset_primary_context(void) {
   for (revived = 0; revived < 2; revived++) {
     void *blocks[LOST];
     allocate_to_lose(blocks);
-    CU(PrimaryReset(0));
+    CU(DevicePrimaryCtxReset(0));
     if (revived) {
-      CU(PrimaryRetain(&primary, 0));
+      CU(DevicePrimaryCtxRetain(&primary, 0));
       CU(CtxSetCurrent(primary));
     }
     check_lost(blocks);
     if (!revived) {
-      CU(PrimaryRetain(&primary, 0));
+      CU(DevicePrimaryCtxRetain(&primary, 0));
       CU(CtxSetCurrent(primary));
     }
     check_next_generation(blocks);
@@ -259,10 +259,10 @@ static void reset_primary_context(void) {
 static void allocation_right_after_a_reset(void) {
   void *blocks[LOST], *block = NULL;
   allocate_to_lose(blocks);
-  CU(PrimaryReset(0));
+  CU(DevicePrimaryCtxReset(0));
   CU(CtxSetCurrent(NULL));
   CHECK_STATUS(POOL_OK, pool_alloc(&block, 5 * MIB));
-  CU(PrimaryRetain(&primary, 0));
+  CU(DevicePrimaryCtxRetain(&primary, 0));
   CU(CtxSetCurrent(primary));
   fill(block, 5 * MIB, 0x55, NULL);
   CHECK(holds(block, 5 * MIB, 0x55));

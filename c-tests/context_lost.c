@@ -7,12 +7,12 @@
 static CUcontext primary;
 
 static void reset(void) {
-  CU(PrimaryReset(0));
+  CU(DevicePrimaryCtxReset(0));
   check_blocks_were_lost = 1;
 }
 
 static void revive(void) {
-  CU(PrimaryRetain(&primary, 0));
+  CU(DevicePrimaryCtxRetain(&primary, 0));
   CU(CtxSetCurrent(primary));
 }
 
@@ -90,11 +90,11 @@ static void memory_of_a_lost_context_serves_the_next(void) {
   CUstream stream;
   CU(DeviceTotalMem(&total, 0));
   CHECK_EQ(sim.set_memory(0, GIB), 0);
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   CHECK_STATUS(POOL_OK, pool_alloc_async(&old, size, stream));
   reset();
   revive();
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   CHECK_STATUS(POOL_OK, pool_alloc_async(&new, size, stream));
   fill(new, MIB, 0x77, stream);
   CU(StreamSynchronize(stream));
@@ -115,11 +115,11 @@ static void memory_of_a_lost_context_serves_the_next(void) {
 static void growth_notices_a_reset(void) {
   void *old = NULL, *new = NULL, *other = NULL;
   pool_block_info info;
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   CHECK_STATUS(POOL_OK, pool_alloc_async(&old, 20 * MIB, stream));
   reset();
   revive();
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   CHECK_STATUS(POOL_OK, pool_alloc_async(&new, 40 * MIB, stream));
   CHECK_EQ(stats_of(0).live_bytes, 40 * MIB);
   CHECK_STATS(0);

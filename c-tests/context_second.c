@@ -11,11 +11,11 @@ enum { OLD = 0x0badf00d, NEW = 0x600dda7a };
 static int hand_over_from_the_second(int device_ordered) {
   const size_t size = 4 * MIB;
   CUcontext first = driver_start(0), second = NULL;
-  CUstream here = new_stream(STREAM_NON_BLOCKING), there;
+  CUstream here = new_stream(CU_STREAM_NON_BLOCKING), there;
   void *warm = NULL, *old = NULL, *new = NULL;
   CHECK_STATUS(POOL_OK, pool_alloc_async(&warm, MIB, here));
   CU(CtxCreate(&second, 0, 0));
-  there = new_stream(STREAM_NON_BLOCKING);
+  there = new_stream(CU_STREAM_NON_BLOCKING);
   CHECK_STATUS(POOL_OK, pool_alloc_async(&old, size, there));
   busy(there, 200);
   fill(old, size, OLD, there);
@@ -56,12 +56,12 @@ static void work_of_the_second_context_is_waited_for(void) {
 static int ask_for_the_other_context(void) {
   const size_t size = 4 * MIB;
   CUcontext first = driver_start(0), second = NULL;
-  CUstream here = new_stream(STREAM_NON_BLOCKING), there;
+  CUstream here = new_stream(CU_STREAM_NON_BLOCKING), there;
   pool_request request = request_of(size);
   pool_t *pools[2] = {NULL, NULL};
   int i;
   CU(CtxCreate(&second, 0, 0));
-  there = new_stream(STREAM_NON_BLOCKING);
+  there = new_stream(CU_STREAM_NON_BLOCKING);
   CU(CtxSetCurrent(first));
   CHECK_STATUS(POOL_OK, pool_create(NULL, &pools[1]));
   request.flags = POOL_REQUEST_STREAM_ORDERED;
@@ -102,11 +102,11 @@ static void a_stream_says_which_context(void) {
 
 static int lose_the_second(void) {
   CUcontext first = driver_start(0), second = NULL;
-  CUstream here = new_stream(STREAM_NON_BLOCKING), there;
+  CUstream here = new_stream(CU_STREAM_NON_BLOCKING), there;
   void *kept = NULL, *lost = NULL;
   CHECK_STATUS(POOL_OK, pool_alloc_async(&kept, MIB, here));
   CU(CtxCreate(&second, 0, 0));
-  there = new_stream(STREAM_NON_BLOCKING);
+  there = new_stream(CU_STREAM_NON_BLOCKING);
   CHECK_STATUS(POOL_OK, pool_alloc_async(&lost, 4 * MIB, there));
   CU(CtxSynchronize());
   CU(CtxDestroy(second));
@@ -173,7 +173,7 @@ static void limit_holds_for_both_contexts_together(void) {
 static int primary_is_active(void) {
   unsigned flags = 0;
   int active = -1;
-  CU(PrimaryState(0, &flags, &active));
+  CU(DevicePrimaryCtxGetState(0, &flags, &active));
   return active;
 }
 
@@ -195,7 +195,7 @@ static int release_the_unused(void) {
   look_often();
   CHECK_STATUS(POOL_OK, pool_alloc(&block, 100));
   CHECK_STATUS(POOL_OK, pool_free(block));
-  CU(PrimaryRelease(0));
+  CU(DevicePrimaryCtxRelease(0));
   CHECK_EQ(primary_is_active(), 0);
   look_often();
   CHECK_EQ(primary_is_active(), 0);
@@ -207,7 +207,7 @@ static int release_the_unused(void) {
 static int release_the_current(void) {
   driver_start(0);
   look_often();
-  CU(PrimaryRelease(0));
+  CU(DevicePrimaryCtxRelease(0));
   CHECK_EQ(primary_is_active(), 0);
   return driver_result();
 }

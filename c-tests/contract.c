@@ -61,7 +61,7 @@ static void nothing_is_a_block(void) {
 }
 
 static void stream_blocks(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   pool_block_info info;
   void *block = GARBAGE;
   CHECK_STATUS(POOL_OK, pool_alloc_async(&block, 1000, stream));
@@ -69,7 +69,7 @@ static void stream_blocks(void) {
   CHECK_EQ(info.order, POOL_ORDER_STREAM);
   CHECK(info.stream == stream);
   CHECK_EQ(info.requested_size, 1000);
-  CHECK_STATUS(POOL_OK, pool_use_on_stream(block, STREAM_LEGACY));
+  CHECK_STATUS(POOL_OK, pool_use_on_stream(block, CU_STREAM_LEGACY));
   CHECK_STATUS(POOL_OK, pool_free_async(block, stream));
   CHECK_STATS(0);
 
@@ -102,13 +102,13 @@ static void explicit_requests(void) {
 
   request = request_of(100);
   request.flags = POOL_REQUEST_STREAM_ORDERED;
-  request.stream = STREAM_LEGACY;
+  request.stream = CU_STREAM_LEGACY;
   request.owner = "";
   CHECK_STATUS(POOL_OK, pool_alloc_with(&block, &request));
   info = info_of(block);
   CHECK_EQ(info.order, POOL_ORDER_STREAM);
   CHECK_EQ(info.owner[0], 0);
-  CHECK_STATUS(POOL_OK, pool_free_async(block, STREAM_LEGACY));
+  CHECK_STATUS(POOL_OK, pool_free_async(block, CU_STREAM_LEGACY));
 
   /* Without the flag the stream is not looked at. */
   request = request_of(100);

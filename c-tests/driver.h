@@ -5,63 +5,19 @@
 #ifndef DRIVER_H
 #define DRIVER_H
 
-#include <dlfcn.h>
-
+#include "cuda_driver.h"
 #include "cudasim.h"
 
-typedef int CUresult;
-typedef int CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef CUstream_st *CUstream;
-typedef struct CUctx_st *CUcontext;
-typedef struct CUevent_st *CUevent;
-typedef struct CUgraph_st *CUgraph;
+/* NULL where the driver has no such function, but for those that every driver the library works with has. */
+static struct cuda_driver cu;
 
-#define STREAM_LEGACY ((CUstream)1)
-#define STREAM_PER_THREAD ((CUstream)2)
-enum { STREAM_NON_BLOCKING = 1 };
-enum { CAPTURE_GLOBAL = 0, CAPTURE_THREAD_LOCAL = 1, CAPTURE_RELAXED = 2 };
-
-/* Field of `cu`, symbol, parameters. All of them are old enough for every driver the library works with. */
-#define DRIVER_FUNCTIONS(F)                                                                             \
-  F(Init, "cuInit", (unsigned flags))                                                                   \
-  F(DriverGetVersion, "cuDriverGetVersion", (int *version))                                             \
-  F(DeviceGetCount, "cuDeviceGetCount", (int *count))                                                   \
-  F(DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, CUdevice device))                            \
-  F(PrimaryRetain, "cuDevicePrimaryCtxRetain", (CUcontext *context, CUdevice device))                   \
-  F(PrimaryRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))                                  \
-  F(PrimaryReset, "cuDevicePrimaryCtxReset_v2", (CUdevice device))                                      \
-  F(PrimaryState, "cuDevicePrimaryCtxGetState", (CUdevice device, unsigned *flags, int *active))        \
-  F(CtxCreate, "cuCtxCreate_v2", (CUcontext *context, unsigned flags, CUdevice device))                 \
-  F(CtxDestroy, "cuCtxDestroy_v2", (CUcontext context))                                                 \
-  F(CtxGetCurrent, "cuCtxGetCurrent", (CUcontext *context))                                             \
-  F(CtxSetCurrent, "cuCtxSetCurrent", (CUcontext context))                                              \
-  F(CtxSynchronize, "cuCtxSynchronize", (void))                                                         \
-  F(MemAlloc, "cuMemAlloc_v2", (CUdeviceptr *ptr, size_t bytes))                                        \
-  F(MemFree, "cuMemFree_v2", (CUdeviceptr ptr))                                                         \
-  F(MemGetInfo, "cuMemGetInfo_v2", (size_t *available, size_t *total))                                  \
-  F(ToHost, "cuMemcpyDtoH_v2", (void *to, CUdeviceptr from, size_t bytes))                              \
-  F(CopyAsync, "cuMemcpyDtoDAsync_v2", (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)) \
-  F(SetAsync, "cuMemsetD32Async", (CUdeviceptr ptr, unsigned value, size_t count, CUstream stream))     \
-  F(StreamCreate, "cuStreamCreate", (CUstream * stream, unsigned flags))                                \
-  F(StreamDestroy, "cuStreamDestroy_v2", (CUstream stream))                                             \
-  F(StreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                        \
-  F(StreamQuery, "cuStreamQuery", (CUstream stream))
-
-/* Those that a driver without graphs lacks: NULL then. */
-#define DRIVER_FUNCTIONS_OPTIONAL(F)                                                                    \
-  F(LaunchHost, "cuLaunchHostFunc", (CUstream stream, void (*function)(void *), void *data))            \
-  F(BeginCapture, "cuStreamBeginCapture_v2", (CUstream stream, int mode))                               \
-  F(EndCapture, "cuStreamEndCapture", (CUstream stream, CUgraph * graph))                               \
-  F(IsCapturing, "cuStreamIsCapturing", (CUstream stream, int *status))                                 \
-  F(ExchangeCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))                              \
-  F(GraphDestroy, "cuGraphDestroy", (CUgraph graph))
-
-#define DRIVER_FIELD(name, symbol, parameters) CUresult(*name) parameters;
-static struct {
-  DRIVER_FUNCTIONS(DRIVER_FIELD)
-  DRIVER_FUNCTIONS_OPTIONAL(DRIVER_FIELD)
-} cu;
+#define DRIVER_NEEDED(F)                                                                                 \
+  F(Init) F(DriverGetVersion) F(DeviceGetCount) F(DeviceTotalMem)                                        \
+  F(DevicePrimaryCtxRetain) F(DevicePrimaryCtxRelease)                                                   \
+  F(DevicePrimaryCtxReset) F(DevicePrimaryCtxGetState)                                                   \
+  F(CtxCreate) F(CtxDestroy) F(CtxGetCurrent) F(CtxSetCurrent) F(CtxSynchronize)                         \
+  F(MemAlloc) F(MemFree) F(MemGetInfo) F(MemcpyDtoH) F(MemcpyDtoDAsync) F(MemsetD32Async)                \
+  F(StreamCreate) F(StreamDestroy) F(StreamSynchronize) F(StreamQuery)
 
 /* The knobs of the simulated driver that the tests use. */
 #define SIM_FUNCTIONS(F) \
@@ -83,12 +39,6 @@ static struct {
   SIM_FUNCTIONS(SIM_FIELD)
 } sim;
 
-/* ISO C has no cast from `void *` to a function pointer; a copy of the bytes it has. */
-static inline void driver_symbol(void *library, const char *symbol, void *place) {
-  void *found = dlsym(library, symbol);
-  memcpy(place, &found, sizeof found);
-}
-
 #define CU(call) CHECK_EQ(cu.call, 0)
 
 /* Opens the driver without initialising it. Ends the program, as skipped, where there is none. */
@@ -98,16 +48,14 @@ static inline void driver_open(void) {
     printf("skipped: %s\n", dlerror());
     exit(EXIT_SKIPPED);
   }
-#define DRIVER_FIND(name, symbol, parameters) driver_symbol(library, symbol, &cu.name);
-  DRIVER_FUNCTIONS_OPTIONAL(DRIVER_FIND)
-#define DRIVER_LOAD(name, symbol, parameters)                          \
-  DRIVER_FIND(name, symbol, parameters)                                \
-  if (cu.name == NULL) {                                               \
-    fprintf(stderr, "the driver has no %s\n", symbol);                 \
-    exit(EXIT_FAILURE);                                                \
+  cuda_driver_open(&cu, library);
+#define DRIVER_CHECK(name)                                 \
+  if (cu.name == NULL) {                                   \
+    fprintf(stderr, "the driver has no cu%s\n", #name);    \
+    exit(EXIT_FAILURE);                                    \
   }
-  DRIVER_FUNCTIONS(DRIVER_LOAD)
-#define SIM_LOAD(name) driver_symbol(library, "cudasim_" #name, &sim.name);
+  DRIVER_NEEDED(DRIVER_CHECK)
+#define SIM_LOAD(name) cuda_driver_symbol(library, "cudasim_" #name, &sim.name);
   SIM_FUNCTIONS(SIM_LOAD)
 }
 
@@ -121,7 +69,7 @@ static inline CUcontext driver_start(CUdevice device) {
     printf("skipped: the driver cannot be initialised\n");
     exit(EXIT_SKIPPED);
   }
-  CU(PrimaryRetain(&context, device));
+  CU(DevicePrimaryCtxRetain(&context, device));
   CU(CtxSetCurrent(context));
   return context;
 }
@@ -171,13 +119,13 @@ static inline void busy(CUstream stream, int milliseconds) {
   if (on_sim()) {
     CHECK_EQ(sim.spin(stream, (uint64_t)milliseconds * 1000), 0);
   } else {
-    CU(LaunchHost(stream, driver_sleep, (void *)(intptr_t)milliseconds));
+    CU(LaunchHostFunc(stream, driver_sleep, (void *)(intptr_t)milliseconds));
   }
 }
 
 /* Work that writes the block on its stream, some time after the call. */
 static inline void fill(void *ptr, size_t bytes, unsigned value, CUstream stream) {
-  CU(SetAsync((CUdeviceptr)(uintptr_t)ptr, value, bytes / sizeof value, stream));
+  CU(MemsetD32Async((CUdeviceptr)(uintptr_t)ptr, value, bytes / sizeof value, stream));
 }
 
 /* Whether the device memory holds the value now, all of it; says where it does not. The copy is a blocking one on
@@ -187,7 +135,7 @@ static inline int holds(const void *ptr, size_t bytes, unsigned value) {
   size_t at, i;
   for (at = 0; at < bytes; at += sizeof words) {
     size_t part = bytes - at < sizeof words ? bytes - at : sizeof words;
-    if (!CU(ToHost(words, (CUdeviceptr)(uintptr_t)ptr + at, part))) {
+    if (!CU(MemcpyDtoH(words, (CUdeviceptr)(uintptr_t)ptr + at, part))) {
       return 0;
     }
     for (i = 0; i < part / sizeof value; i++) {

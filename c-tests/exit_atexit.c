@@ -16,7 +16,7 @@ static void late(void) {
   check_running = "handler after the library's";
   CHECK_STATUS(POOL_OK, pool_free(for_late[0]));
   CHECK_STATUS(POOL_OK, pool_free_async(for_late[1], NULL));
-  CHECK_STATUS(POOL_OK, pool_free_async(for_late[2], STREAM_PER_THREAD));
+  CHECK_STATUS(POOL_OK, pool_free_async(for_late[2], CU_STREAM_PER_THREAD));
   CHECK_STATUS(POOL_OK, pool_free(NULL));
   /* Live blocks or not: nobody is there any more who would mind. */
   CHECK_STATUS(POOL_OK, pool_destroy(pool));

@@ -20,8 +20,8 @@ static void *never_ends(void *number) {
     size_t size = sizes[random_below(&chance, 4)];
     void *one = NULL, *two = NULL;
     expect(pool_alloc(&one, size));
-    expect(pool_alloc_async(&two, size, STREAM_PER_THREAD));
-    expect(pool_free_async(two, STREAM_PER_THREAD));
+    expect(pool_alloc_async(&two, size, CU_STREAM_PER_THREAD));
+    expect(pool_free_async(two, CU_STREAM_PER_THREAD));
     expect(pool_free(one));
     if (random_below(&chance, 64) == 0) {
       expect(pool_trim(NULL, 0, 0, NULL));

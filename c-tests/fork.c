@@ -68,7 +68,7 @@ static int every_function_says_forked(void) {
   CHECK_STATUS(POOL_ERROR_FORKED, pool_alloc_with(&out, &request));
   CHECK(out == NULL);
   CHECK_STATUS(POOL_ERROR_FORKED, pool_free(parents_block));
-  CHECK_STATUS(POOL_ERROR_FORKED, pool_free_async(parents_block, STREAM_PER_THREAD));
+  CHECK_STATUS(POOL_ERROR_FORKED, pool_free_async(parents_block, CU_STREAM_PER_THREAD));
   CHECK_STATUS(POOL_ERROR_FORKED, pool_use_on_stream(parents_block, NULL));
   memset(&info, 0xA5, sizeof info);
   info.struct_size = sizeof info;
@@ -121,8 +121,8 @@ static void *keep_busy(void *number) {
       CHECK_STATUS(POOL_OK, pool_alloc(&block, size));
       CHECK_STATUS(POOL_OK, pool_free(block));
     } else {
-      CHECK_STATUS(POOL_OK, pool_alloc_async(&block, size, STREAM_PER_THREAD));
-      CHECK_STATUS(POOL_OK, pool_free_async(block, STREAM_PER_THREAD));
+      CHECK_STATUS(POOL_OK, pool_alloc_async(&block, size, CU_STREAM_PER_THREAD));
+      CHECK_STATUS(POOL_OK, pool_free_async(block, CU_STREAM_PER_THREAD));
     }
     if (random_below(&chance, 100) == 0) {
       CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, 0, NULL));

@@ -164,7 +164,7 @@ static int own_requests_come_first(void) {
   double start_ms;
   int calls = 0;
   start(2 * GIB);
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   CHECK_STATUS(POOL_OK, pool_reclaim(0, 2 * GIB, NULL));
   CHECK_STATUS(POOL_OK, pool_add_reclaim_callback(count_calls, &calls, 0, &id));
   live = take(NULL, 5 * GIB);
@@ -174,7 +174,7 @@ static int own_requests_come_first(void) {
   CHECK_STATUS(POOL_OK, pool_free_async(old, stream));
   before = stats_of(0);
   start_ms = now_ms();
-  block = take_on(NULL, GIB + GIB / 2, STREAM_PER_THREAD);
+  block = take_on(NULL, GIB + GIB / 2, CU_STREAM_PER_THREAD);
   CHECK(now_ms() - start_ms < 600);
   CHECK_EQ(calls, 0);
   after = stats_of(0);
@@ -183,7 +183,7 @@ static int own_requests_come_first(void) {
   CHECK_EQ(after.oom_recovered_count, before.oom_recovered_count);
   CHECK_STATS(0);
   /* Beyond the headroom it is as ever. */
-  CHECK_STATUS(POOL_OK, pool_free_async(block, STREAM_PER_THREAD));
+  CHECK_STATUS(POOL_OK, pool_free_async(block, CU_STREAM_PER_THREAD));
   give(live);
   CHECK_STATUS(POOL_OK, pool_remove_reclaim_callback(id));
   CHECK_TRIMS_TO_ZERO(0);
@@ -197,16 +197,16 @@ static int captured_requests_have_it(void) {
   CUgraph graph = NULL;
   void *live, *block = NULL;
   start(2 * GIB);
-  if (cu.BeginCapture == NULL || cu.EndCapture == NULL || cu.GraphDestroy == NULL) {
+  if (cu.StreamBeginCapture == NULL || cu.StreamEndCapture == NULL || cu.GraphDestroy == NULL) {
     return EXIT_SKIPPED;
   }
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   CHECK_STATUS(POOL_OK, pool_reclaim(0, 2 * GIB, NULL));
   live = take(NULL, 6 * GIB);
-  CU(BeginCapture(stream, CAPTURE_RELAXED));
+  CU(StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
   CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, stream));
   CHECK_STATUS(POOL_OK, pool_alloc_async(&block, GIB, stream));
-  CHECK_EQ(cu.EndCapture(stream, &graph), 0);
+  CHECK_EQ(cu.StreamEndCapture(stream, &graph), 0);
   CU(GraphDestroy(graph));
   CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, stream));
   give(block);

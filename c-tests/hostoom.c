@@ -202,7 +202,7 @@ static int runtimes_functions(const struct trouble *trouble) {
   void *blocks[6];
   int round, i, struck;
   driver_start(0);
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   /* What the log says of wrong frees is not for the tests' reader. */
   CHECK(freopen("/dev/null", "w", stderr) != NULL);
   setenv("CUDAPOOL_CONF", "log:error", 1);
@@ -221,7 +221,7 @@ static int runtimes_functions(const struct trouble *trouble) {
         CHECK_EQ(pool_last_status(), POOL_ERROR_HOST_OUT_OF_MEMORY);
       }
     }
-    pool_torch_record_stream(blocks[2], STREAM_PER_THREAD);
+    pool_torch_record_stream(blocks[2], CU_STREAM_PER_THREAD);
     pool_torch_memory_fraction(round ? 1.0 : 0.5, 0);
     pool_ort_free(&local);
     for (i = 0; i < 3; i++) {

@@ -102,7 +102,7 @@ static void idle_memory_between_live_blocks_is_given_up(void) {
 }
 
 static void pending_frees_are_waited_for(void) {
-  CUstream one = new_stream(STREAM_NON_BLOCKING), two = new_stream(STREAM_NON_BLOCKING);
+  CUstream one = new_stream(CU_STREAM_NON_BLOCKING), two = new_stream(CU_STREAM_NON_BLOCKING);
   size_t size = capacity / 10 * 7 / 4 * 4;
   int way;
   for (way = 0; way < 4; way++) {
@@ -243,21 +243,21 @@ static void *take_and_give(void *number) {
   uint64_t random = 77 + (uint64_t)(uintptr_t)number;
   CUcontext context = NULL;
   int i;
-  CU(PrimaryRetain(&context, 0));
+  CU(DevicePrimaryCtxRetain(&context, 0));
   CU(CtxSetCurrent(context));
   for (i = 0; i < 150; i++) {
     size_t size = capacity / 16 + (size_t)random_below(&random, capacity / 8);
     unsigned value = (unsigned)random_next(&random);
     void *block = NULL;
     int async = (int)random_below(&random, 2);
-    CHECK_STATUS(POOL_OK, async ? pool_alloc_async(&block, size, STREAM_PER_THREAD) : pool_alloc(&block, size));
+    CHECK_STATUS(POOL_OK, async ? pool_alloc_async(&block, size, CU_STREAM_PER_THREAD) : pool_alloc(&block, size));
     if (block == NULL) {
       break;
     }
-    fill(block, 4096, value, STREAM_PER_THREAD);
-    CU(StreamSynchronize(STREAM_PER_THREAD));
+    fill(block, 4096, value, CU_STREAM_PER_THREAD);
+    CU(StreamSynchronize(CU_STREAM_PER_THREAD));
     CHECK(is_marked(block, 4096, value));
-    CHECK_STATUS(POOL_OK, async ? pool_free_async(block, STREAM_PER_THREAD) : pool_free(block));
+    CHECK_STATUS(POOL_OK, async ? pool_free_async(block, CU_STREAM_PER_THREAD) : pool_free(block));
   }
   return NULL;
 }

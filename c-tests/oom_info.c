@@ -109,7 +109,7 @@ static void the_limit_is_in_the_way(void) {
 /* Neither the limit nor the program is to blame where others hold what it keeps back, or the device is not done yet. */
 static void advice_looks_further(void) {
   pool_options defaults = default_options(), options = defaults;
-  CUstream slow = new_stream(STREAM_NON_BLOCKING);
+  CUstream slow = new_stream(CU_STREAM_NON_BLOCKING);
   CUdeviceptr foreign = 0;
   void *held = NULL, *block = NULL;
   pool_oom_info info;

@@ -303,7 +303,7 @@ static void plain_calls_can_mean_a_stream(void) {
   CHECK_STATUS(POOL_OK, pool_configure(&options));
   CHECK_STATUS(POOL_OK, pool_alloc(&block, 3 * MIB));
   CHECK_EQ(info_of(block).order, POOL_ORDER_STREAM);
-  busy(STREAM_LEGACY, 50);
+  busy(CU_STREAM_LEGACY, 50);
   CHECK_STATUS(POOL_OK, pool_free(block));
   CHECK_STATUS(POOL_OK, pool_alloc(&again, 3 * MIB));
   CHECK(again == block);

@@ -19,7 +19,7 @@ static uint64_t memory_calls(void) {
 
 /* Must run before any other stream is seen: then no free needs to record anything. */
 static void only_stream_reuses_at_once_without_a_driver_call(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   int i, round;
   for (i = 0; i < SIZES; i++) {
     void *first = NULL, *again = NULL;
@@ -49,9 +49,9 @@ static void every_stream_reuses_its_own_at_once(void) {
   CUstream streams[4];
   int i, s, round;
   streams[0] = new_stream(0);
-  streams[1] = new_stream(STREAM_NON_BLOCKING);
-  streams[2] = STREAM_LEGACY;
-  streams[3] = STREAM_PER_THREAD;
+  streams[1] = new_stream(CU_STREAM_NON_BLOCKING);
+  streams[2] = CU_STREAM_LEGACY;
+  streams[3] = CU_STREAM_PER_THREAD;
   for (i = 0; i < SIZES; i++) {
     for (s = 0; s < 4; s++) {
       void *first = NULL, *again = NULL;
@@ -87,8 +87,8 @@ static void legacy_stream_is_one_stream(void) {
   for (i = 0; i < SIZES; i++) {
     void *zero = NULL, *one = NULL;
     CHECK_STATUS(POOL_OK, pool_alloc_async(&zero, sizes[i], NULL));
-    CHECK_STATUS(POOL_OK, pool_free_async(zero, STREAM_LEGACY));
-    CHECK_STATUS(POOL_OK, pool_alloc_async(&one, sizes[i], STREAM_LEGACY));
+    CHECK_STATUS(POOL_OK, pool_free_async(zero, CU_STREAM_LEGACY));
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&one, sizes[i], CU_STREAM_LEGACY));
     CHECK(one == zero);
     CHECK_STATUS(POOL_OK, pool_free_async(one, NULL));
     CHECK_STATUS(POOL_OK, pool_alloc_async(&zero, sizes[i], NULL));
@@ -138,11 +138,11 @@ static void hand_over(size_t size, CUstream from, CUstream to, enum how how) {
 static void other_streams_wait(void) {
   CUstream streams[5];
   int i, from, to, how;
-  streams[0] = new_stream(STREAM_NON_BLOCKING);
-  streams[1] = new_stream(STREAM_NON_BLOCKING);
+  streams[0] = new_stream(CU_STREAM_NON_BLOCKING);
+  streams[1] = new_stream(CU_STREAM_NON_BLOCKING);
   streams[2] = new_stream(0);
-  streams[3] = STREAM_LEGACY;
-  streams[4] = STREAM_PER_THREAD;
+  streams[3] = CU_STREAM_LEGACY;
+  streams[4] = CU_STREAM_PER_THREAD;
   for (how = 0; how < HOWS; how++) {
     for (i = 0; i < SIZES; i++) {
       for (from = 0; from < 5; from++) {
@@ -162,7 +162,7 @@ static void other_streams_wait(void) {
 
 /* With nothing else to take, the memory of the busy stream is waited for, and only then handed over. */
 static void other_streams_wait_at_the_limit(void) {
-  CUstream from = new_stream(STREAM_NON_BLOCKING), to = new_stream(STREAM_NON_BLOCKING);
+  CUstream from = new_stream(CU_STREAM_NON_BLOCKING), to = new_stream(CU_STREAM_NON_BLOCKING);
   pool_options options, defaults;
   int how, i;
   defaults = default_options();
@@ -215,7 +215,7 @@ static void neighbours(CUstream from, CUstream to, int late, int first) {
 }
 
 static void neighbours_wait_for_the_later_one(void) {
-  CUstream from = new_stream(STREAM_NON_BLOCKING), to = new_stream(STREAM_NON_BLOCKING);
+  CUstream from = new_stream(CU_STREAM_NON_BLOCKING), to = new_stream(CU_STREAM_NON_BLOCKING);
   pool_options defaults = default_options(), options = defaults;
   int way;
   /* Idle memory stays where it is. */
@@ -232,7 +232,7 @@ static void neighbours_wait_for_the_later_one(void) {
 }
 
 static void use_on_another_stream_is_waited_for(void) {
-  CUstream owner = new_stream(STREAM_NON_BLOCKING), user = new_stream(STREAM_NON_BLOCKING);
+  CUstream owner = new_stream(CU_STREAM_NON_BLOCKING), user = new_stream(CU_STREAM_NON_BLOCKING);
   int i, device;
   for (device = 0; device < 2; device++) {
     for (i = 0; i < SIZES; i++) {
@@ -261,7 +261,7 @@ static void use_on_another_stream_is_waited_for(void) {
 /* The block's own stream is named too: a free on another stream then waits for both. */
 static void use_on_the_own_stream_is_waited_for(void) {
   const size_t size = 4 * MIB;
-  CUstream owner = new_stream(STREAM_NON_BLOCKING), other = new_stream(STREAM_NON_BLOCKING);
+  CUstream owner = new_stream(CU_STREAM_NON_BLOCKING), other = new_stream(CU_STREAM_NON_BLOCKING);
   void *old = NULL, *new = NULL;
   CHECK_STATUS(POOL_OK, pool_alloc_async(&old, size, owner));
   busy(owner, 10 * BUSY_MS);
@@ -285,7 +285,7 @@ static void use_on_many_streams_is_waited_for(void) {
   CUstream streams[STREAMS];
   int size, i;
   for (i = 0; i < STREAMS; i++) {
-    streams[i] = new_stream(STREAM_NON_BLOCKING);
+    streams[i] = new_stream(CU_STREAM_NON_BLOCKING);
   }
   for (size = 0; size < SIZES; size += 2) {
     size_t bytes = sizes[size] & ~(size_t)3;
@@ -311,11 +311,11 @@ static void use_on_many_streams_is_waited_for(void) {
 
 /* The handle is not touched after the call: the simulated driver ends the program if it is. */
 static void stream_may_be_destroyed_after_the_free(void) {
-  CUstream other = new_stream(STREAM_NON_BLOCKING);
+  CUstream other = new_stream(CU_STREAM_NON_BLOCKING);
   int i;
   for (i = 0; i < SIZES; i++) {
     size_t bytes = sizes[i] & ~(size_t)3;
-    CUstream gone = new_stream(STREAM_NON_BLOCKING);
+    CUstream gone = new_stream(CU_STREAM_NON_BLOCKING);
     void *old = NULL, *new = NULL;
     CHECK_STATUS(POOL_OK, pool_alloc_async(&old, sizes[i], gone));
     busy(gone, BUSY_MS);
@@ -336,7 +336,7 @@ static void stream_may_be_destroyed_after_the_free(void) {
 /* ---- nobody waits without need ---- */
 
 static void frees_return_at_once(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   int i;
   for (i = 0; i < SIZES; i++) {
     void *one = NULL, *two = NULL;
@@ -356,8 +356,8 @@ static void frees_return_at_once(void) {
 
 /* What an idle stream freed is had although an older free still waits for a busy one. */
 static void busy_stream_holds_up_nobody(void) {
-  CUstream slow = new_stream(STREAM_NON_BLOCKING), quick = new_stream(STREAM_NON_BLOCKING),
-           third = new_stream(STREAM_NON_BLOCKING);
+  CUstream slow = new_stream(CU_STREAM_NON_BLOCKING), quick = new_stream(CU_STREAM_NON_BLOCKING),
+           third = new_stream(CU_STREAM_NON_BLOCKING);
   pool_options options, defaults;
   void *late = NULL, *early = NULL, *again = NULL;
   double start;
@@ -393,12 +393,12 @@ static void *per_thread_writer(void *context) {
   CU(CtxSetCurrent((CUcontext)context));
   for (i = 0; i < SIZES; i++) {
     void *old = NULL;
-    CHECK_STATUS(POOL_OK, pool_alloc_async(&old, sizes[i], STREAM_PER_THREAD));
-    busy(STREAM_PER_THREAD, 3 * BUSY_MS);
-    fill(old, sizes[i] & ~(size_t)3, OLD, STREAM_PER_THREAD);
-    CHECK_STATUS(POOL_OK, pool_free_async(old, STREAM_PER_THREAD));
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&old, sizes[i], CU_STREAM_PER_THREAD));
+    busy(CU_STREAM_PER_THREAD, 3 * BUSY_MS);
+    fill(old, sizes[i] & ~(size_t)3, OLD, CU_STREAM_PER_THREAD);
+    CHECK_STATUS(POOL_OK, pool_free_async(old, CU_STREAM_PER_THREAD));
     pthread_barrier_wait(&turn); /* the other thread allocates while the write is still to come */
-    CU(StreamSynchronize(STREAM_PER_THREAD));
+    CU(StreamSynchronize(CU_STREAM_PER_THREAD));
     pthread_barrier_wait(&turn);
   }
   return NULL;
@@ -415,12 +415,12 @@ static void per_thread_streams_are_different_streams(void) {
     size_t bytes = sizes[i] & ~(size_t)3;
     void *new = NULL;
     pthread_barrier_wait(&turn);
-    CHECK_STATUS(POOL_OK, pool_alloc_async(&new, sizes[i], STREAM_PER_THREAD));
-    fill(new, bytes, NEW, STREAM_PER_THREAD);
-    CU(StreamSynchronize(STREAM_PER_THREAD));
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&new, sizes[i], CU_STREAM_PER_THREAD));
+    fill(new, bytes, NEW, CU_STREAM_PER_THREAD);
+    CU(StreamSynchronize(CU_STREAM_PER_THREAD));
     pthread_barrier_wait(&turn); /* now the write is done, wherever it went */
     CHECK(holds(new, bytes, NEW));
-    CHECK_STATUS(POOL_OK, pool_free_async(new, STREAM_PER_THREAD));
+    CHECK_STATUS(POOL_OK, pool_free_async(new, CU_STREAM_PER_THREAD));
   }
   pthread_join(writer, NULL);
   pthread_barrier_destroy(&turn);

@@ -38,7 +38,7 @@ static void compare_witnesses(void) {
   static unsigned words[WITNESSES][2 * MARK_WORDS];
   int i, word;
   CU(CtxSynchronize());
-  CU(ToHost(words, witnesses, sizeof words));
+  CU(MemcpyDtoH(words, witnesses, sizeof words));
   for (i = 0; i < witnessed; i++) {
     for (word = 0; word < 2 * MARK_WORDS; word++) {
       if (!CHECK_EQ(words[i][word], expected[i])) {
@@ -86,12 +86,12 @@ static void release(struct block *block) {
     CUstream other = streams[random_below(&chance, STREAMS)];
     CU(StreamSynchronize(stream));
     busy(other, 1);
-    CU(CopyAsync(place, ptr, half, other));
-    CU(CopyAsync(place + half, ptr + block->bytes - half, half, other));
+    CU(MemcpyDtoDAsync(place, ptr, half, other));
+    CU(MemcpyDtoDAsync(place + half, ptr + block->bytes - half, half, other));
     CHECK_STATUS(POOL_OK, pool_use_on_stream(block->ptr, other));
   } else {
-    CU(CopyAsync(place, ptr, half, stream));
-    CU(CopyAsync(place + half, ptr + block->bytes - half, half, stream));
+    CU(MemcpyDtoDAsync(place, ptr, half, stream));
+    CU(MemcpyDtoDAsync(place + half, ptr + block->bytes - half, half, stream));
   }
   CHECK_STATUS(POOL_OK, way % 4 == 1 ? pool_free(block->ptr) : pool_free_async(block->ptr, stream));
   block->ptr = NULL;
@@ -103,10 +103,10 @@ int main(void) {
   check_running = "random blocks on several streams";
   CU(MemAlloc(&witnesses, WITNESSES * 2 * 4 * MARK_WORDS));
   for (i = 0; i < STREAMS - 2; i++) {
-    streams[i] = new_stream(i == 0 ? 0 : STREAM_NON_BLOCKING);
+    streams[i] = new_stream(i == 0 ? 0 : CU_STREAM_NON_BLOCKING);
   }
-  streams[STREAMS - 2] = STREAM_LEGACY;
-  streams[STREAMS - 1] = STREAM_PER_THREAD;
+  streams[STREAMS - 2] = CU_STREAM_LEGACY;
+  streams[STREAMS - 1] = CU_STREAM_PER_THREAD;
 
   for (i = 0; i < ROUNDS && check_failures == 0; i++) {
     struct block *block = &blocks[random_below(&chance, LIVE)];
@@ -126,7 +126,7 @@ int main(void) {
     if (i % 1000 == 999) {
       CU(StreamSynchronize(streams[1]));
       CU(StreamDestroy(streams[1]));
-      streams[1] = new_stream(STREAM_NON_BLOCKING);
+      streams[1] = new_stream(CU_STREAM_NON_BLOCKING);
     }
   }
   for (i = 0; i < LIVE; i++) {

@@ -72,7 +72,7 @@ static void options_are_the_pools_own(void) {
 }
 
 static void blocks_are_of_their_pool(void) {
-  CUstream one = new_stream(STREAM_NON_BLOCKING), two = new_stream(STREAM_NON_BLOCKING);
+  CUstream one = new_stream(CU_STREAM_NON_BLOCKING), two = new_stream(CU_STREAM_NON_BLOCKING);
   pool_t *pools[3] = {NULL, NULL, NULL};
   CUcontext context = NULL, other = NULL;
   int way, i;
@@ -277,7 +277,7 @@ static void a_pool_with_live_blocks_is_not_destroyed(void) {
 
 /* What the device still uses is waited for; where that takes too long, it goes back later, and is not lost. */
 static void frees_under_way_outlive_the_pool(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   int way;
   for (way = 0; way < 4; way++) {
     pool_options options = default_options();
@@ -298,8 +298,8 @@ static void frees_under_way_outlive_the_pool(void) {
     /* The next pool in the context gets nothing that is still written to. */
     pool = new_pool(NULL);
     next = take(pool, 40 * MIB);
-    fill(next, 40 * MIB, 0x4e3, STREAM_PER_THREAD);
-    CU(StreamSynchronize(STREAM_PER_THREAD));
+    fill(next, 40 * MIB, 0x4e3, CU_STREAM_PER_THREAD);
+    CU(StreamSynchronize(CU_STREAM_PER_THREAD));
     CU(StreamSynchronize(stream));
     CHECK(holds(next, 40 * MIB, 0x4e3));
     give(next);
@@ -312,7 +312,7 @@ static void frees_under_way_outlive_the_pool(void) {
 /* What is left goes back with a later call, and no pool's end waits for all that others have left, one after the other. */
 static void leftovers_go_back_later(void) {
   enum { POOLS = 5, SETTLE_MS = 300 };
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   pool_options options = default_options();
   pool_t *pools[POOLS];
   int version = 0, i;
@@ -345,7 +345,7 @@ static void leftovers_go_back_later(void) {
 
 /* Memory that a destroyed pool could not return is the first to serve others. */
 static void memory_of_destroyed_pools_serves_others(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   pool_options options = default_options();
   pool_t *pool, *other = new_pool(NULL);
   int version = 0;
@@ -393,13 +393,13 @@ static void late_pointers_are_told(void) {
     if (i == 0) {
       next = new_pool(NULL);
       idle_on(next, 1, 3 * MIB);
-      block = take_on(next, 50 * MIB, STREAM_PER_THREAD);
+      block = take_on(next, 50 * MIB, CU_STREAM_PER_THREAD);
       if (block != large && block != small) {
         CHECK_STATUS(POOL_OK, pool_trim(next, 0, 0, NULL));
         CHECK(pool_free(small) != POOL_OK);
       }
       CHECK_EQ(pool_stats_of(next, 0).live_blocks, 1);
-      CHECK_STATUS(POOL_OK, pool_free_async(block, STREAM_PER_THREAD));
+      CHECK_STATUS(POOL_OK, pool_free_async(block, CU_STREAM_PER_THREAD));
       destroy(next);
       check_all_gone();
     }
@@ -410,7 +410,7 @@ static void late_pointers_are_told(void) {
 
 static void pools_come_and_go(void) {
   enum { TIMES = 5000 };
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   uint64_t chance = 5;
   int i;
   for (i = 0; i < TIMES; i++) {
@@ -420,7 +420,7 @@ static void pools_come_and_go(void) {
     options.limit_bytes = i % 3 == 0 ? 64 * MIB : 0;
     pool = new_pool(&options);
     one = take(pool, random_size(&chance, 8 * MIB));
-    two = take_on(pool, random_size(&chance, 8 * MIB), i % 2 ? stream : STREAM_PER_THREAD);
+    two = take_on(pool, random_size(&chance, 8 * MIB), i % 2 ? stream : CU_STREAM_PER_THREAD);
     if (pool == NULL || one == NULL || two == NULL) {
       break;
     }

@@ -28,16 +28,16 @@ static void *make_and_end_pools(void *number) {
     void *blocks[6];
     for (j = 0; j < 6; j++) {
       size_t size = random_size(&chance, 10 * MIB);
-      blocks[j] = j % 2 ? take(pool, size) : take_on(pool, size, STREAM_PER_THREAD);
-      fill(blocks[j], size < 4096 ? size & ~(size_t)3 : 4096, (unsigned)i * 16 + (unsigned)j, STREAM_PER_THREAD);
+      blocks[j] = j % 2 ? take(pool, size) : take_on(pool, size, CU_STREAM_PER_THREAD);
+      fill(blocks[j], size < 4096 ? size & ~(size_t)3 : 4096, (unsigned)i * 16 + (unsigned)j, CU_STREAM_PER_THREAD);
     }
     CHECK_STATUS(POOL_ERROR_IN_USE, pool_destroy(pool));
-    CU(StreamSynchronize(STREAM_PER_THREAD));
+    CU(StreamSynchronize(CU_STREAM_PER_THREAD));
     for (j = 0; j < 6; j++) {
       size_t size = info_of(blocks[j]).requested_size;
       CHECK(info_of(blocks[j]).pool == pool);
       CHECK(holds(blocks[j], size < 4096 ? size & ~(size_t)3 : 4096, (unsigned)i * 16 + (unsigned)j));
-      CHECK_STATUS(POOL_OK, j % 3 ? pool_free(blocks[j]) : pool_free_async(blocks[j], STREAM_PER_THREAD));
+      CHECK_STATUS(POOL_OK, j % 3 ? pool_free(blocks[j]) : pool_free_async(blocks[j], CU_STREAM_PER_THREAD));
     }
     destroy(pool);
   }
@@ -50,8 +50,8 @@ static void *use_the_default_pool(void *unused) {
   CU(CtxSetCurrent(primary));
   while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) {
     void *block = NULL;
-    CHECK_STATUS(POOL_OK, pool_alloc_async(&block, random_size(&chance, 20 * MIB), STREAM_PER_THREAD));
-    CHECK_STATUS(POOL_OK, pool_free_async(block, STREAM_PER_THREAD));
+    CHECK_STATUS(POOL_OK, pool_alloc_async(&block, random_size(&chance, 20 * MIB), CU_STREAM_PER_THREAD));
+    CHECK_STATUS(POOL_OK, pool_free_async(block, CU_STREAM_PER_THREAD));
     block = take(NULL, random_size(&chance, 60 * MIB));
     give(block);
     if (random_below(&chance, 16) == 0) {
@@ -139,8 +139,8 @@ static int ways_to_lose(void) {
 /* The primary context is reset, another one destroyed; the primary one is current then. */
 static void lose(CUcontext context) {
   if (context == primary) {
-    CU(PrimaryReset(0));
-    CU(PrimaryRetain(&primary, 0));
+    CU(DevicePrimaryCtxReset(0));
+    CU(DevicePrimaryCtxRetain(&primary, 0));
   } else {
     CU(CtxDestroy(context));
   }
@@ -160,7 +160,7 @@ static void blocks_go_with_their_context(void) {
       CU(CtxCreate(&context, 0, 0));
     }
     lost = take(pool, 1000);
-    large = take_on(other, 20 * MIB, STREAM_PER_THREAD);
+    large = take_on(other, 20 * MIB, CU_STREAM_PER_THREAD);
     idle_on(other, 2, 10 * MIB);
     lose(context);
     CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, pool_free(lost));
@@ -273,13 +273,13 @@ static void contexts_and_pools_come_and_go(void) {
 /* One pool is told of the capture; what another pool of the context does must not break it. */
 static void a_capture_is_every_pools_matter(void) {
   int mode, told;
-  if (cu.BeginCapture == NULL || cu.EndCapture == NULL || cu.GraphDestroy == NULL) {
+  if (cu.StreamBeginCapture == NULL || cu.StreamEndCapture == NULL || cu.GraphDestroy == NULL) {
     check_skip("the driver has no stream capture");
     return;
   }
-  for (mode = CAPTURE_GLOBAL; mode <= CAPTURE_RELAXED; mode++) {
+  for (mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED; mode++) {
     for (told = 0; told < 2; told++) {
-      CUstream captured = new_stream(told ? STREAM_NON_BLOCKING : 0), other = new_stream(STREAM_NON_BLOCKING);
+      CUstream captured = new_stream(told ? CU_STREAM_NON_BLOCKING : 0), other = new_stream(CU_STREAM_NON_BLOCKING);
       pool_options options = default_options();
       pool_t *one, *two;
       void *block = NULL, *inside, *before;
@@ -292,7 +292,7 @@ static void a_capture_is_every_pools_matter(void) {
       before = take_on(two, 30 * MIB, other);
       inside = take_on(one, 3 * MIB, captured);
       give(take(two, 20 * MIB));
-      CU(BeginCapture(captured, mode));
+      CU(StreamBeginCapture(captured, mode));
       /* A blocking stream's capture can be seen; of another one's it is told. */
       if (told) {
         CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, captured));
@@ -310,7 +310,7 @@ static void a_capture_is_every_pools_matter(void) {
       CHECK_STATUS(POOL_OK, pool_trim(two, 0, 0, NULL));
       CHECK_STATUS(POOL_OK, pool_reclaim(0, GIB, NULL));
       destroy(two);
-      CHECK_EQ(cu.EndCapture(captured, &graph), 0);
+      CHECK_EQ(cu.StreamEndCapture(captured, &graph), 0);
       if (CHECK(graph != NULL)) {
         CU(GraphDestroy(graph));
       }

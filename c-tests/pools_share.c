@@ -87,7 +87,7 @@ static void the_least_recently_used_pool_gives_first(void) {
 
 /* The default pool's fast path keeps no time, but counts. */
 static void the_fast_path_counts_as_use(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   pool_t *pool = new_pool(NULL);
   void *live, *block;
   int i;
@@ -148,7 +148,7 @@ static void limit_and_device_are_both_in_the_way(void) {
   int pending;
   for (pending = 0; pending < 2; pending++) {
     pool_t *limited = pool_with_limit(4 * GIB), *other = new_pool(NULL), *pools[3] = {NULL, NULL, NULL};
-    CUstream stream = new_stream(STREAM_NON_BLOCKING);
+    CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
     void *old, *block;
     pools[1] = limited;
     pools[2] = other;
@@ -197,7 +197,7 @@ static void advice_does_not_take_other_pools_for_the_limit(void) {
 static void own_slow_frees_do_not_hide_other_pools_memory(void) {
   int way;
   for (way = 0; way < 3; way++) {
-    CUstream slow = new_stream(STREAM_NON_BLOCKING), quick = new_stream(STREAM_NON_BLOCKING);
+    CUstream slow = new_stream(CU_STREAM_NON_BLOCKING), quick = new_stream(CU_STREAM_NON_BLOCKING);
     pool_t *other = new_pool(NULL);
     void *mine = take_on(NULL, GIB, slow), *theirs = take_on(other, 4 * GIB, quick);
     double start;
@@ -256,7 +256,7 @@ static void callbacks_may_free_blocks_of_other_pools(void) {
     pools[1] = other;
     idle_on(other, 1, GIB / 2);
     CHECK_STATUS(POOL_OK, pool_add_reclaim_callback(free_a_block, &theirs, 0, &id));
-    busy(STREAM_PER_THREAD, busy_ms + 1);
+    busy(CU_STREAM_PER_THREAD, busy_ms + 1);
     block = take(NULL, 4 * GIB);
     CHECK(theirs == NULL);
     CHECK_POOLS(pools, 2, 0);
@@ -320,8 +320,8 @@ static void *free_all_the_time(void *pool) {
   CUstream streams[2];
   int i = 0;
   CU(CtxSetCurrent(context));
-  streams[0] = new_stream(STREAM_NON_BLOCKING);
-  streams[1] = new_stream(STREAM_NON_BLOCKING);
+  streams[0] = new_stream(CU_STREAM_NON_BLOCKING);
+  streams[1] = new_stream(CU_STREAM_NON_BLOCKING);
   while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) {
     void *block = take_on((pool_t *)pool, 2 * MIB, streams[i]);
     busy(streams[i], 10);
@@ -385,10 +385,10 @@ static void *take_turns(void *pool) {
     if (block == NULL) {
       break;
     }
-    fill(block, 4096, value, STREAM_PER_THREAD);
-    CU(StreamSynchronize(STREAM_PER_THREAD));
+    fill(block, 4096, value, CU_STREAM_PER_THREAD);
+    CU(StreamSynchronize(CU_STREAM_PER_THREAD));
     CHECK(holds(block, 4096, value));
-    CHECK_STATUS(POOL_OK, i % 2 ? pool_free(block) : pool_free_async(block, STREAM_PER_THREAD));
+    CHECK_STATUS(POOL_OK, i % 2 ? pool_free(block) : pool_free_async(block, CU_STREAM_PER_THREAD));
   }
   return NULL;
 }

@@ -257,7 +257,7 @@ static void removal_from_inside_waits_for_nobody(void) {
 
 /* What one stream will have finished soon is enough; the other one is busy for long. */
 static void reclaim_waits_for_what_is_enough(void) {
-  CUstream slow = new_stream(STREAM_NON_BLOCKING), quick = new_stream(STREAM_NON_BLOCKING);
+  CUstream slow = new_stream(CU_STREAM_NON_BLOCKING), quick = new_stream(CU_STREAM_NON_BLOCKING);
   void *late = NULL, *early = NULL;
   size_t released = 0;
   double start;
@@ -288,7 +288,7 @@ static size_t claim_a_byte(void *user, int device, size_t wanted) {
 /* Callbacks that claim progress do not each start the wait anew. */
 static void reclaim_has_one_deadline(void) {
   enum { CALLBACKS = 8, SETTLE_MS = 150 };
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   pool_options defaults = default_options(), options = defaults;
   uint64_t ids[CALLBACKS];
   void *block = NULL;

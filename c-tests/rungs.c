@@ -43,7 +43,7 @@ static void remove_cache(struct cache *cache) {
 
 /* 1: what another stream is finished with, as it lies. */
 static void search_moves_and_takes_nothing(void) {
-  CUstream one = new_stream(STREAM_NON_BLOCKING), two = new_stream(STREAM_NON_BLOCKING);
+  CUstream one = new_stream(CU_STREAM_NON_BLOCKING), two = new_stream(CU_STREAM_NON_BLOCKING);
   void *keep = take(NULL, MIB), *old = take_on(NULL, 64 * MIB, one), *block;
   pool_stats before, after;
   CHECK_STATUS(POOL_OK, pool_free_async(take_on(NULL, 2 * MIB, two), two));
@@ -178,7 +178,7 @@ static void small_blocks_use_any_gap(void) {
 
 /* 5: what is freed and not finished with, before callbacks are asked. */
 static void frees_are_waited_for_before_callbacks_are_asked(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   struct cache cache = {NULL, 0, 0};
   int way;
   add(&cache);
@@ -198,7 +198,7 @@ static void frees_are_waited_for_before_callbacks_are_asked(void) {
 
 /* 4: what is idle in other pools, before anything is waited for. */
 static void other_pools_give_before_anything_is_waited_for(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   pool_t *other;
   void *old, *block;
   double start;
@@ -344,7 +344,7 @@ static void other_pools_give_before_the_headroom_does(void) {
   CHECK_STATUS(POOL_OK, pool_configure(&options));
   CHECK_STATUS(POOL_OK, pool_reclaim(0, GIB, NULL));
   for (i = 0; i < 2; i++) {
-    streams[i] = new_stream(STREAM_NON_BLOCKING);
+    streams[i] = new_stream(CU_STREAM_NON_BLOCKING);
   }
   for (noticed = 0; noticed < 2; noticed++) {
     pool_t *other = new_pool(NULL);

@@ -74,8 +74,8 @@ static inline void scenario_start(struct scenario *run) {
   options.settle_ms = 30;
   CHECK_STATUS(POOL_OK, pool_configure(&options));
   sim.set_memory(0, SCENARIO_DEVICE_MIB * MIB);
-  run->one = new_stream(STREAM_NON_BLOCKING);
-  run->two = new_stream(STREAM_NON_BLOCKING);
+  run->one = new_stream(CU_STREAM_NON_BLOCKING);
+  run->two = new_stream(CU_STREAM_NON_BLOCKING);
 }
 
 static inline void scenario_keep(struct scenario *run) {

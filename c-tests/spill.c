@@ -68,7 +68,7 @@ static void the_device_uses_host_memory(void) {
   static const size_t sizes[] = {100, 5000, 3 << 20, 128 << 20};
   enum { SIZES = sizeof sizes / sizeof sizes[0] };
   pool_t *pool = spilling_pool(), *pools[2] = {NULL, NULL};
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   CUdeviceptr foreign = 0;
   void *live, *blocks[SIZES];
   uint64_t sum = 0;
@@ -90,8 +90,8 @@ static void the_device_uses_host_memory(void) {
   }
   CHECK_EQ(stats_of(0).spilled_bytes, 0);
   /* A copy from device to host memory and back. */
-  CU(CopyAsync((CUdeviceptr)(uintptr_t)blocks[3], (CUdeviceptr)(uintptr_t)live, 64 * MIB, stream));
-  CU(CopyAsync((CUdeviceptr)(uintptr_t)live + 32 * MIB, (CUdeviceptr)(uintptr_t)blocks[2], 3 * MIB, stream));
+  CU(MemcpyDtoDAsync((CUdeviceptr)(uintptr_t)blocks[3], (CUdeviceptr)(uintptr_t)live, 64 * MIB, stream));
+  CU(MemcpyDtoDAsync((CUdeviceptr)(uintptr_t)live + 32 * MIB, (CUdeviceptr)(uintptr_t)blocks[2], 3 * MIB, stream));
   CU(StreamSynchronize(stream));
   CHECK(holds(blocks[3], 64 * MIB, 0x111));
   CHECK(holds((char *)blocks[3] + 64 * MIB, 4 * MIB, 0x503));
@@ -140,7 +140,7 @@ static void large_alignments_are_kept(void) {
 /* Freed, it goes back with the next request that looks for memory, as soon as the device is finished with it and no
  * sooner, and serves nobody else. */
 static void it_goes_back_once_finished_with(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   uint64_t reservations = sim.live_reservations();
   int way;
   for (way = 0; way < 4; way++) {
@@ -158,8 +158,8 @@ static void it_goes_back_once_finished_with(void) {
     before = pool_stats_of(pool, 0).spill_count;
     next = take(pool, GIB - 8 * MIB);
     CHECK_EQ(pool_stats_of(pool, 0).spill_count, before + 1);
-    fill(next, 8 * MIB, 0x4e3, STREAM_PER_THREAD);
-    CU(StreamSynchronize(STREAM_PER_THREAD));
+    fill(next, 8 * MIB, 0x4e3, CU_STREAM_PER_THREAD);
+    CU(StreamSynchronize(CU_STREAM_PER_THREAD));
     CU(StreamSynchronize(stream));
     CHECK(holds(next, 8 * MIB, 0x4e3));
     /* The device has room again: no more host memory, and the old goes back on the way. */

@@ -78,7 +78,7 @@ static void *work(void *number) {
   int round, i;
   memset(own, 0, sizeof own);
   CU(CtxSetCurrent(context));
-  stream = (uintptr_t)number % 2 ? STREAM_PER_THREAD : new_stream(STREAM_NON_BLOCKING);
+  stream = (uintptr_t)number % 2 ? CU_STREAM_PER_THREAD : new_stream(CU_STREAM_NON_BLOCKING);
   for (round = 0; round < ROUNDS && check_failures == 0; round++) {
     i = (int)random_below(&chance, OWN);
     if (own[i] == NULL) {
@@ -116,7 +116,7 @@ static void *work(void *number) {
     }
   }
   CU(StreamSynchronize(stream));
-  if (stream != STREAM_PER_THREAD) {
+  if (stream != CU_STREAM_PER_THREAD) {
     CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, SIZE_MAX, NULL));
     CU(StreamDestroy(stream));
   }
@@ -145,14 +145,14 @@ static void *hammer(void *number) {
   for (round = 0; round < 40000 && check_failures == 0; round++) {
     i = (int)random_below(&chance, 16);
     if (own[i] != NULL) {
-      CHECK_STATUS(POOL_OK, pool_free_async(own[i], STREAM_LEGACY));
+      CHECK_STATUS(POOL_OK, pool_free_async(own[i], CU_STREAM_LEGACY));
       own[i] = NULL;
     } else {
-      CHECK_STATUS(POOL_OK, pool_alloc_async(&own[i], sizes[random_below(&chance, 4)], STREAM_LEGACY));
+      CHECK_STATUS(POOL_OK, pool_alloc_async(&own[i], sizes[random_below(&chance, 4)], CU_STREAM_LEGACY));
     }
   }
   for (i = 0; i < 16; i++) {
-    CHECK_STATUS(POOL_OK, pool_free_async(own[i], STREAM_LEGACY));
+    CHECK_STATUS(POOL_OK, pool_free_async(own[i], CU_STREAM_LEGACY));
   }
   return NULL;
 }
@@ -195,8 +195,8 @@ static void *short_life(void *unused) {
   void *block = NULL;
   (void)unused;
   CU(CtxSetCurrent(context));
-  CHECK_STATUS(POOL_OK, pool_alloc_async(&block, 100000, STREAM_PER_THREAD));
-  CHECK_STATUS(POOL_OK, pool_free_async(block, STREAM_PER_THREAD));
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&block, 100000, CU_STREAM_PER_THREAD));
+  CHECK_STATUS(POOL_OK, pool_free_async(block, CU_STREAM_PER_THREAD));
   return NULL;
 }
 

@@ -27,10 +27,6 @@ const std::function<void(int, Id)> end_allocate_to_pool =
 const std::function<void(int, Id)> release_pool =
     address<void(int, Id)>(reinterpret_cast<uintptr_t>(&pool_torch_release_pool));
 
-CUresult (*graph_instantiate)(void **exec, CUgraph graph, unsigned long long flags);
-CUresult (*graph_launch)(void *exec, CUstream stream);
-CUresult (*graph_exec_destroy)(void *exec);
-
 CUstream stream;
 const size_t kSize = 6 * MIB;
 
@@ -44,7 +40,7 @@ pool_t *pool_of(const void *block) { return info_of(block).pool; }
 // A graph that fills two blocks in turn, in the memory of one: what is freed in a capture serves the same capture again.
 struct Graph {
   Id id;
-  void *exec = nullptr;
+  CUgraphExec exec = nullptr;
   void *first = nullptr, *second = nullptr;
   pool_t *pool = nullptr;
 
@@ -52,7 +48,7 @@ struct Graph {
     CUgraph graph = nullptr;
     CU(StreamSynchronize(stream));
     begin(id);
-    CU(BeginCapture(stream, CAPTURE_GLOBAL));
+    CU(StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     first = torch_alloc(kSize, 0, stream);
     CHECK(first != nullptr);
     pool = pool_of(first);
@@ -62,21 +58,21 @@ struct Graph {
     second = torch_alloc(kSize, 0, stream);
     CHECK(second == first);
     fill(second, kSize, 0x22, stream);
-    CU(EndCapture(stream, &graph));
+    CU(StreamEndCapture(stream, &graph));
     end_allocate_to_pool(0, id);
     CHECK_STATUS(POOL_OK, pool_use_on_stream(nullptr, stream));
-    CHECK_EQ(graph_instantiate(&exec, graph, 0), 0);
+    CHECK_EQ(cu.GraphInstantiateWithFlags(&exec, graph, 0), 0);
     CU(GraphDestroy(graph));
   }
 
   void launch() const {
-    CHECK_EQ(graph_launch(exec, stream), 0);
+    CHECK_EQ(cu.GraphLaunch(exec, stream), 0);
     CU(StreamSynchronize(stream));
     CHECK(holds(second, kSize, 0x22));
   }
 
   void destroy() {
-    CHECK_EQ(graph_exec_destroy(exec), 0);
+    CHECK_EQ(cu.GraphExecDestroy(exec), 0);
     release_pool(0, id);
   }
 };
@@ -150,11 +146,11 @@ void two_graphs_share_a_pool() {
 }
 
 void says_whose_allocations_are_meant() {
-  const CUstream other = new_stream(STREAM_NON_BLOCKING);
+  const CUstream other = new_stream(CU_STREAM_NON_BLOCKING);
   void *here = nullptr, *there = nullptr, *captured = nullptr, *direct = nullptr;
   CUgraph graph = nullptr;
   begin({4, 7});
-  CU(BeginCapture(stream, CAPTURE_THREAD_LOCAL));
+  CU(StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   here = torch_alloc(kSize, 0, other);
   std::thread([&] {
     driver_start(0);
@@ -164,7 +160,7 @@ void says_whose_allocations_are_meant() {
     CHECK_STATUS(POOL_OK, pool_alloc(&direct, kSize));
     CHECK_STATUS(POOL_OK, pool_free(direct));
   }).join();
-  CU(EndCapture(stream, &graph));
+  CU(StreamEndCapture(stream, &graph));
   end_allocate_to_pool(0, {4, 7});
   CHECK_STATUS(POOL_OK, pool_use_on_stream(nullptr, stream));
   void *after = torch_alloc(kSize, 0, stream);
@@ -190,12 +186,12 @@ void old_graphs_go_during_a_capture() {
   void *plain = nullptr;
   CHECK_STATUS(POOL_OK, pool_alloc(&plain, kSize));
   CHECK_STATUS(POOL_OK, pool_free(plain));
-  const CUstream other = new_stream(STREAM_NON_BLOCKING);
+  const CUstream other = new_stream(CU_STREAM_NON_BLOCKING);
   begin({8, 7});
-  CU(BeginCapture(other, CAPTURE_GLOBAL));
+  CU(StreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
   old.destroy();
   pool_torch_reset();
-  CU(EndCapture(other, &graph));
+  CU(StreamEndCapture(other, &graph));
   CHECK(graph != nullptr);
   end_allocate_to_pool(0, {8, 7});
   release_pool(0, {8, 7});
@@ -267,7 +263,7 @@ void takes_any_order_from_any_thread() {
   for (unsigned i = 0; i < 6; ++i) {
     threads.emplace_back([i] {
       driver_start(0);
-      const CUstream own = new_stream(STREAM_NON_BLOCKING);
+      const CUstream own = new_stream(CU_STREAM_NON_BLOCKING);
       uint64_t state = 9 + i;
       for (int round = 0; round < 400; ++round) {
         const Id id{12, random_below(&state, 4)};
@@ -352,15 +348,11 @@ void pools_come_and_go() {
 
 int main() {
   driver_start(0);
-  if (cu.BeginCapture == nullptr) {
+  if (cu.StreamBeginCapture == nullptr) {
     printf("skipped: the driver has no graphs\n");
     return EXIT_SKIPPED;
   }
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  driver_symbol(library, "cuGraphInstantiateWithFlags", &graph_instantiate);
-  driver_symbol(library, "cuGraphLaunch", &graph_launch);
-  driver_symbol(library, "cuGraphExecDestroy", &graph_exec_destroy);
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   RUN(keeps_idle_memory_of_a_graph);
   RUN(a_pool_lives_as_long_as_a_block_of_it);
   RUN(two_graphs_share_a_pool);

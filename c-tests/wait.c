@@ -154,7 +154,7 @@ static int stop;
 static void *hog(void *data) {
   CUstream stream;
   CU(CtxSetCurrent(context));
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) {
     void *block = NULL;
     CHECK_STATUS(POOL_OK, pool_alloc_async(&block, 5 * GIB, stream));
@@ -278,7 +278,7 @@ static size_t ask_inside(void *user, int device, size_t wanted) {
 
 /* Where waiting would stop others or break a capture, there is none. */
 static void no_wait_in_captures_and_callbacks(void) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   CUgraph graph = NULL;
   uint64_t id = 0;
   void *block = NULL, *more = NULL;
@@ -292,11 +292,11 @@ static void no_wait_in_captures_and_callbacks(void) {
   CHECK_EQ(inside, POOL_ERROR_OUT_OF_MEMORY);
   CHECK(now_ms() - begin >= 395 && now_ms() - begin < 790);
   CHECK_STATUS(POOL_OK, pool_remove_reclaim_callback(id));
-  CU(BeginCapture(stream, CAPTURE_RELAXED));
+  CU(StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
   begin = now_ms();
   CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc_async(&more, 6 * GIB, stream));
   CHECK(now_ms() - begin < 395);
-  CU(EndCapture(stream, &graph));
+  CU(StreamEndCapture(stream, &graph));
   CU(GraphDestroy(graph));
   CHECK_STATUS(POOL_OK, pool_free_async(block, stream));
   CU(StreamSynchronize(stream));

@@ -25,7 +25,7 @@ static void *work(void *data) {
   unsigned mark = (unsigned)worker->number;
   CUstream stream;
   CU(CtxSetCurrent(context));
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   while (now_ms() - begin < SECONDS * 1e3 && check_failures == 0) {
     void *block = NULL;
     double asked = now_ms(), waited;

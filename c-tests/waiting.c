@@ -53,7 +53,7 @@ static void *waits_in_stream_alloc(void *stream) {
 
 static void others_go_on(void *(*waiter)(void *)) {
   pool_options defaults = default_options(), options = defaults;
-  CUstream blocked = new_stream(STREAM_NON_BLOCKING), other = new_stream(STREAM_NON_BLOCKING);
+  CUstream blocked = new_stream(CU_STREAM_NON_BLOCKING), other = new_stream(CU_STREAM_NON_BLOCKING);
   void *small[32], *old = NULL, *live = NULL, *block = NULL;
   pool_block_info info;
   pool_stats stats;
@@ -73,7 +73,7 @@ static void others_go_on(void *(*waiter)(void *)) {
   CHECK_STATUS(POOL_OK, pool_alloc_async(&live, 4 * MIB, other));
   CHECK_STATUS(POOL_OK, pool_alloc_async(&old, 60 * MIB, blocked));
   __atomic_store_n(&released, 0, __ATOMIC_SEQ_CST);
-  CU(LaunchHost(blocked, wait_for_release, NULL));
+  CU(LaunchHostFunc(blocked, wait_for_release, NULL));
   CHECK_STATUS(POOL_OK, pool_free_async(old, blocked));
   CHECK_EQ(pthread_create(&thread, NULL, waiter, other), 0);
   sleep_ms(100);
@@ -83,7 +83,7 @@ static void others_go_on(void *(*waiter)(void *)) {
   for (i = 0; i < 20; i++) {
     CHECK_AT_ONCE(pool_alloc_async(&block, 1000, other));
     CHECK_AT_ONCE(pool_query(block, &info));
-    CHECK_AT_ONCE(pool_use_on_stream(block, STREAM_PER_THREAD));
+    CHECK_AT_ONCE(pool_use_on_stream(block, CU_STREAM_PER_THREAD));
     CHECK_AT_ONCE(pool_free_async(block, other));
     CHECK_AT_ONCE(pool_get_stats(NULL, 0, &stats));
     if (check_failures > 0) {
@@ -120,8 +120,8 @@ static void while_a_thread_waits_in_stream_alloc(void) {
 /* Memory that the device is finished with serves a request, moved together, although other memory is still waited for. */
 static void what_is_finished_serves_first(void) {
   enum { LONG_MS = 3000 };
-  CUstream quick = new_stream(STREAM_NON_BLOCKING), slow = new_stream(STREAM_NON_BLOCKING);
-  CUstream third = new_stream(STREAM_NON_BLOCKING);
+  CUstream quick = new_stream(CU_STREAM_NON_BLOCKING), slow = new_stream(CU_STREAM_NON_BLOCKING);
+  CUstream third = new_stream(CU_STREAM_NON_BLOCKING);
   void *soon[4], *kept[4], *late = NULL, *block = NULL;
   int i, version = 0;
   double start;
@@ -165,7 +165,7 @@ static void what_is_finished_serves_first(void) {
 /* The wait has an end of its own: then the answer is out of memory, and the block can be had later. */
 static void wait_is_bounded(int device_ordered) {
   pool_options defaults = default_options(), options = defaults;
-  CUstream blocked = new_stream(STREAM_NON_BLOCKING);
+  CUstream blocked = new_stream(CU_STREAM_NON_BLOCKING);
   void *old = NULL, *block = NULL;
   double start;
   options.settle_ms = 200;
@@ -173,7 +173,7 @@ static void wait_is_bounded(int device_ordered) {
   CHECK_STATUS(POOL_OK, pool_configure(&options));
   CHECK_STATUS(POOL_OK, pool_alloc_async(&old, 60 * MIB, blocked));
   __atomic_store_n(&released, 0, __ATOMIC_SEQ_CST);
-  CU(LaunchHost(blocked, wait_for_release, NULL));
+  CU(LaunchHostFunc(blocked, wait_for_release, NULL));
   CHECK_STATUS(POOL_OK, device_ordered ? pool_free(old) : pool_free_async(old, blocked));
   start = now_ms();
   CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc(&block, 50 * MIB));
@@ -208,7 +208,7 @@ static void wait_for_the_device_is_bounded(void) {
 
 int main(void) {
   context = driver_start(0);
-  if (cu.LaunchHost == NULL) {
+  if (cu.LaunchHostFunc == NULL) {
     printf("skipped: the driver cannot run host functions\n");
     return EXIT_SKIPPED;
   }

@@ -14,33 +14,33 @@
 #include <stdexcept>
 #include <string>
 
+#include "cuda_driver.h"
 #include "cudapool.h"
+#include "cudasim.h"
 
-struct CUctx_st;
-
-// What is used of the driver, as its header declares it.
+// What is used of the driver.
 struct Cuda {
-  int (*init)(unsigned flags) = nullptr;
-  int (*device_count)(int *count) = nullptr;
-  int (*device_name)(char *name, int length, int device) = nullptr;
-  int (*retain_context)(CUctx_st **context, int device) = nullptr;
-  int (*set_context)(CUctx_st *context) = nullptr;
-  int (*stream_create)(CUstream_st **stream, unsigned flags) = nullptr;
-  int (*synchronize)() = nullptr;
-  int (*memory_info)(size_t *free, size_t *total) = nullptr;
-  int (*alloc)(unsigned long long *out, size_t size) = nullptr;
-  int (*free)(unsigned long long pointer) = nullptr;
+  decltype(&cuInit) init = nullptr;
+  decltype(&cuDeviceGetCount) device_count = nullptr;
+  decltype(&cuDeviceGetName) device_name = nullptr;
+  decltype(&cuDevicePrimaryCtxRetain) retain_context = nullptr;
+  decltype(&cuCtxSetCurrent) set_context = nullptr;
+  decltype(&cuStreamCreate) stream_create = nullptr;
+  decltype(&cuCtxSynchronize) synchronize = nullptr;
+  decltype(&cuMemGetInfo_v2) memory_info = nullptr;
+  decltype(&cuMemAlloc_v2) alloc = nullptr;
+  decltype(&cuMemFree_v2) free = nullptr;
 
-  CUctx_st *context = nullptr;  // the primary context of device 0
+  CUcontext context = nullptr;  // the primary context of device 0
 
   // The simulated driver's own counters and knobs; NULL with a real driver.
-  uint64_t (*used_bytes)(int device) = nullptr;
-  uint64_t (*peak_bytes)(int device) = nullptr;
-  uint64_t (*call_count)(const char *name) = nullptr;
-  void (*reset_counts)() = nullptr;
-  void (*time_calls)(int on) = nullptr;
-  uint64_t (*call_time)(const char *name) = nullptr;
-  int (*spin)(CUstream_st *stream, uint64_t microseconds) = nullptr;
+  decltype(&cudasim_used_bytes) used_bytes = nullptr;
+  decltype(&cudasim_peak_bytes) peak_bytes = nullptr;
+  decltype(&cudasim_call_count) call_count = nullptr;
+  decltype(&cudasim_reset_counts) reset_counts = nullptr;
+  decltype(&cudasim_time_calls) time_calls = nullptr;
+  decltype(&cudasim_call_time) call_time = nullptr;
+  decltype(&cudasim_spin) spin = nullptr;
 
   bool simulated() const { return used_bytes != nullptr; }
 };
@@ -80,13 +80,8 @@ struct Pool {
 namespace driver {
 
 template <class Function>
-void take(void *library, const char *name, Function *function) {
-  *reinterpret_cast<void **>(function) = dlsym(library, name);
-}
-
-template <class Function>
 void require(void *library, const char *name, Function *function) {
-  take(library, name, function);
+  cuda_driver_symbol(library, name, function);
   if (*function == nullptr) throw std::runtime_error(std::string("no symbol ") + name);
 }
 
@@ -106,8 +101,8 @@ inline bool usable() {
   void *library = open_driver();
   if (library == nullptr) return false;
   Cuda cuda;
-  take(library, "cuInit", &cuda.init);
-  take(library, "cuDeviceGetCount", &cuda.device_count);
+  cuda_driver_symbol(library, "cuInit", &cuda.init);
+  cuda_driver_symbol(library, "cuDeviceGetCount", &cuda.device_count);
   int count = 0;
   return cuda.init != nullptr && cuda.device_count != nullptr && cuda.init(0) == 0 &&
          cuda.device_count(&count) == 0 && count > 0;
@@ -159,13 +154,13 @@ inline Cuda open_cuda() {
   require(library, "cuMemGetInfo_v2", &cuda.memory_info);
   require(library, "cuMemAlloc_v2", &cuda.alloc);
   require(library, "cuMemFree_v2", &cuda.free);
-  take(library, "cudasim_used_bytes", &cuda.used_bytes);
-  take(library, "cudasim_peak_bytes", &cuda.peak_bytes);
-  take(library, "cudasim_call_count", &cuda.call_count);
-  take(library, "cudasim_reset_counts", &cuda.reset_counts);
-  take(library, "cudasim_time_calls", &cuda.time_calls);
-  take(library, "cudasim_call_time", &cuda.call_time);
-  take(library, "cudasim_spin", &cuda.spin);
+  cuda_driver_symbol(library, "cudasim_used_bytes", &cuda.used_bytes);
+  cuda_driver_symbol(library, "cudasim_peak_bytes", &cuda.peak_bytes);
+  cuda_driver_symbol(library, "cudasim_call_count", &cuda.call_count);
+  cuda_driver_symbol(library, "cudasim_reset_counts", &cuda.reset_counts);
+  cuda_driver_symbol(library, "cudasim_time_calls", &cuda.time_calls);
+  cuda_driver_symbol(library, "cudasim_call_time", &cuda.call_time);
+  cuda_driver_symbol(library, "cudasim_spin", &cuda.spin);
   check(cuda.init(0), "cuInit");
   check(cuda.retain_context(&cuda.context, 0), "cuDevicePrimaryCtxRetain");
   use_context(cuda);
@@ -175,8 +170,7 @@ inline Cuda open_cuda() {
 // A stream that does not wait for the default stream, as frameworks make them.
 inline CUstream_st *new_stream(const Cuda &cuda) {
   CUstream_st *stream = nullptr;
-  const unsigned non_blocking = 1;
-  check(cuda.stream_create(&stream, non_blocking), "cuStreamCreate");
+  check(cuda.stream_create(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   return stream;
 }
 

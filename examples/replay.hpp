@@ -42,13 +42,13 @@ struct PlainAllocator {
   const Cuda &cuda;
 
   bool alloc(void **out, uint64_t size, CUstream_st *) {
-    unsigned long long pointer = 0;
+    CUdeviceptr pointer = 0;
     if (size > 0 && cuda.alloc(&pointer, size) != 0) return false;
     *out = reinterpret_cast<void *>(pointer);
     return true;
   }
   void free(void *block, CUstream_st *) {
-    driver::check(cuda.free(reinterpret_cast<unsigned long long>(block)), "cuMemFree");
+    driver::check(cuda.free(reinterpret_cast<CUdeviceptr>(block)), "cuMemFree");
   }
   std::string error() const { return "cuMemAlloc found no memory"; }
 };

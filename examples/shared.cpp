@@ -109,7 +109,7 @@ class Foreign {
 
  private:
   struct Held {
-    unsigned long long pointer;
+    CUdeviceptr pointer;
     uint64_t size;
   };
 

@@ -3,24 +3,24 @@
 #include "probe.h"
 
 static const struct {
-  int number;
+  CUdevice_attribute number;
   const char *name;
 } attributes[] = {
-    {75, "compute capability, major"},
-    {76, "compute capability, minor"},
-    {16, "multiprocessors"},
-    {102, "virtual memory management"},
-    {103, "handles as file descriptors"},
-    {110, "RDMA with virtual memory management"},
-    {115, "memory pools"},
-    {119, "handle types of memory pools"},
-    {128, "fabric handles"},
-    {41, "unified addressing"},
-    {83, "managed memory"},
-    {88, "pageable memory access"},
-    {141, "virtual memory on host NUMA nodes"},
-    {145, "virtual memory on the host"},
-    {20, "compute mode"},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability, major"},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability, minor"},
+    {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessors"},
+    {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
+    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "handles as file descriptors"},
+    {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, "RDMA with virtual memory management"},
+    {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, "memory pools"},
+    {CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, "handle types of memory pools"},
+    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, "fabric handles"},
+    {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "unified addressing"},
+    {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, "managed memory"},
+    {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, "pageable memory access"},
+    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory on host NUMA nodes"},
+    {CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory on the host"},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, "compute mode"},
 };
 
 static void largest_range(size_t total) {
@@ -28,9 +28,9 @@ static void largest_range(size_t total) {
   CUdeviceptr base = 0;
   for (range &= ~(size_t)((2u << 20) - 1); range >= total; range /= 2) {
     range &= ~(size_t)((2u << 20) - 1);
-    if (more.Reserve(&base, range, 0, 0, 0) == 0) {
+    if (cu.MemAddressReserve(&base, range, 0, 0, 0) == 0) {
       printf("reservable at once\t%.1f times the device\n", (double)range / (double)total);
-      MUST(more.AddressFree(base, range));
+      MUST(cu.MemAddressFree(base, range));
       return;
     }
   }
@@ -38,7 +38,7 @@ static void largest_range(size_t total) {
 }
 
 int main(void) {
-  struct allocation_prop prop = device_memory();
+  CUmemAllocationProp prop = device_memory();
   char name[256] = "";
   size_t total = 0, available = 0, bytes = 0, i;
   int version = 0, count = 0, value;
@@ -52,22 +52,22 @@ int main(void) {
   MUST(cu.DeviceGetCount(&count));
   printf("devices\t%d\n", count);
   driver_start(0);
-  MUST(more.GetName(name, (int)sizeof name - 1, 0));
+  MUST(cu.DeviceGetName(name, (int)sizeof name - 1, 0));
   printf("device 0\t%s\n", name);
   MUST(cu.DeviceTotalMem(&total, 0));
   MUST(cu.MemGetInfo(&available, &bytes));
   printf("memory\t%.2f GiB, %.2f GiB of it free\n", (double)total / (double)GIB, (double)available / (double)GIB);
   for (i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {
-    if (more.GetAttribute(&value, attributes[i].number, 0) == 0) {
+    if (cu.DeviceGetAttribute(&value, attributes[i].number, 0) == 0) {
       printf("%s\t%d\n", attributes[i].name, value);
     }
   }
-  if (more.Granularity != NULL && more.Granularity(&bytes, &prop, 0) == 0) {
+  if (cu.MemGetAllocationGranularity != NULL && cu.MemGetAllocationGranularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == 0) {
     printf("granularity\t%llu bytes", (unsigned long long)bytes);
-    MUST(more.Granularity(&bytes, &prop, 1));
+    MUST(cu.MemGetAllocationGranularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
     printf(", recommended %llu\n", (unsigned long long)bytes);
     largest_range(total);
   }
-  printf("events of the context\t%s\n", more.CtxRecordEvent != NULL ? "yes" : "no");
+  printf("events of the context\t%s\n", cu.CtxRecordEvent != NULL ? "yes" : "no");
   return EXIT_SUCCESS;
 }

@@ -71,63 +71,63 @@ static void classic(size_t bytes, const char *size, double seconds, int for_the_
 static void mapped(size_t bytes, const char *size, double seconds, int for_the_line) {
   CUdeviceptr base = 0;
   double started;
-  MUST(more.Reserve(&base, bytes, 0, 0, 0));
+  MUST(cu.MemAddressReserve(&base, bytes, 0, 0, 0));
   started = now_ns();
   start_over();
   while (goes_on(started, seconds)) {
-    CUhandle handle = 0;
+    CUmemGenericAllocationHandle handle = 0;
     TIMED(0, create(&handle, bytes));
-    TIMED(1, more.Map(base, bytes, 0, handle, 0));
+    TIMED(1, cu.MemMap(base, bytes, 0, handle, 0));
     TIMED(2, give_access(base, bytes));
-    TIMED(3, more.Unmap(base, bytes));
-    TIMED(4, more.Release(handle));
+    TIMED(3, cu.MemUnmap(base, bytes));
+    TIMED(4, cu.MemRelease(handle));
   }
   report(0, "cuMemCreate", size, for_the_line);
   report(1, "cuMemMap", size, for_the_line);
   report(2, "cuMemSetAccess", size, for_the_line);
   report(3, "cuMemUnmap", size, for_the_line);
   report(4, "cuMemRelease", size, for_the_line);
-  MUST(more.AddressFree(base, bytes));
+  MUST(cu.MemAddressFree(base, bytes));
 }
 
 /* One access for many small chunks, as a large block of small chunks takes it. */
 static void access_to_many(double seconds) {
   enum { CHUNKS = 64 };
   size_t page = page_size();
-  CUhandle handles[CHUNKS];
+  CUmemGenericAllocationHandle handles[CHUNKS];
   CUdeviceptr base = 0;
   double started;
   int i;
-  MUST(more.Reserve(&base, CHUNKS * page, 0, 0, 0));
+  MUST(cu.MemAddressReserve(&base, CHUNKS * page, 0, 0, 0));
   started = now_ns();
   start_over();
   while (goes_on(started, seconds)) {
     for (i = 0; i < CHUNKS; i++) {
       MUST(create(&handles[i], page));
-      MUST(more.Map(base + (size_t)i * page, page, 0, handles[i], 0));
+      MUST(cu.MemMap(base + (size_t)i * page, page, 0, handles[i], 0));
     }
     TIMED(0, give_access(base, CHUNKS * page));
-    TIMED(1, more.Unmap(base, CHUNKS * page));
+    TIMED(1, cu.MemUnmap(base, CHUNKS * page));
     for (i = 0; i < CHUNKS; i++) {
-      MUST(more.Release(handles[i]));
+      MUST(cu.MemRelease(handles[i]));
     }
   }
   report(0, "cuMemSetAccess", "64 chunks of 2 MiB", 0);
   report(1, "cuMemUnmap", "64 chunks of 2 MiB", 0);
-  MUST(more.AddressFree(base, CHUNKS * page));
+  MUST(cu.MemAddressFree(base, CHUNKS * page));
 }
 
 static void stream_ordered(double seconds) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   double started = now_ns();
   start_over();
-  if (more.AllocAsync == NULL) {
+  if (cu.MemAllocAsync == NULL) {
     return;
   }
   while (goes_on(started, seconds)) {
     CUdeviceptr block = 0;
-    TIMED(0, more.AllocAsync(&block, 2 << 20, stream));
-    TIMED(1, more.FreeAsync(block, stream));
+    TIMED(0, cu.MemAllocAsync(&block, 2 << 20, stream));
+    TIMED(1, cu.MemFreeAsync(block, stream));
     if (sample_counts[0] % 64 == 0) {
       MUST(cu.StreamSynchronize(stream));
     }
@@ -138,22 +138,22 @@ static void stream_ordered(double seconds) {
 }
 
 static void events_and_contexts(CUcontext context, double seconds) {
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   CUcontext current = NULL;
   CUevent event = NULL;
   double started = now_ns();
-  int status = 0;
-  MUST(more.EventCreate(&event, 2));
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  MUST(cu.EventCreate(&event, CU_EVENT_DISABLE_TIMING));
   start_over();
   while (goes_on(started, seconds)) {
-    TIMED(0, more.EventRecord(event, stream));
+    TIMED(0, cu.EventRecord(event, stream));
     MUST(cu.StreamSynchronize(stream));
-    TIMED(1, more.EventQuery(event));
+    TIMED(1, cu.EventQuery(event));
     TIMED(2, cu.CtxSynchronize());
     TIMED(3, cu.CtxGetCurrent(&current));
-    TIMED(4, cu.IsCapturing(stream, &status));
-    if (more.CtxRecordEvent != NULL) {
-      TIMED(5, more.CtxRecordEvent(context, event));
+    TIMED(4, cu.StreamIsCapturing(stream, &status));
+    if (cu.CtxRecordEvent != NULL) {
+      TIMED(5, cu.CtxRecordEvent(context, event));
     }
   }
   report(0, "cuEventRecord", "", 1);
@@ -161,7 +161,7 @@ static void events_and_contexts(CUcontext context, double seconds) {
   report(2, "cuCtxSynchronize", "", 1);
   report(3, "cuCtxGetCurrent", "", 1);
   report(4, "cuStreamIsCapturing", "", 1);
-  if (more.CtxRecordEvent != NULL) {
+  if (cu.CtxRecordEvent != NULL) {
     report(5, "cuCtxRecordEvent", "", 1);
   }
 }
@@ -178,7 +178,7 @@ int main(int argc, char **argv) {
   if (available > 2 * GIB) {
     classic(512 << 20, "512 MiB", each, 0);
   }
-  if (more.Create != NULL) {
+  if (cu.MemCreate != NULL) {
     mapped(2 << 20, "2 MiB", each, 1);
     mapped(32 << 20, "32 MiB", each, 0);
     if (available > 2 * GIB) {

@@ -5,7 +5,7 @@
 static int primary_is_active(void) {
   unsigned flags = 0;
   int active = -1;
-  MUST(cu.PrimaryState(0, &flags, &active));
+  MUST(cu.DevicePrimaryCtxGetState(0, &flags, &active));
   return active;
 }
 
@@ -14,36 +14,36 @@ static void reset_of_the_primary_context(void) {
   CUdeviceptr ptr = 0;
   unsigned version = 0;
   unsigned long long id = 0, next = 0;
-  if (more.CtxGetId != NULL) {
-    MUST(more.CtxGetId(context, &id));
+  if (cu.CtxGetId != NULL) {
+    MUST(cu.CtxGetId(context, &id));
   }
-  SAME(more.CtxApiVersion(context, &version), 0);
-  MUST(cu.PrimaryReset(0));
+  SAME(cu.CtxGetApiVersion(context, &version), 0);
+  MUST(cu.DevicePrimaryCtxReset(0));
   SAME(primary_is_active(), 0);
-  SAME(more.CtxApiVersion(context, &version), 201);
+  SAME(cu.CtxGetApiVersion(context, &version), 201);
   SAME(cu.MemAlloc(&ptr, 100), 709);
-  SAME(cu.PrimaryRetain(&again, 0), 0);
+  SAME(cu.DevicePrimaryCtxRetain(&again, 0), 0);
   TRUE(again == context); /* another life of the same handle */
   SAME(primary_is_active(), 1);
   SAME(cu.MemAlloc(&ptr, 100), 0);
-  if (more.CtxGetId != NULL) {
-    SAME(more.CtxGetId(again, &next), 0);
+  if (cu.CtxGetId != NULL) {
+    SAME(cu.CtxGetId(again, &next), 0);
     TRUE(next != id); /* which its number tells */
   }
 }
 
 /* What is mapped is the process's, not the context's. */
 static void mapped_memory_outlives_a_reset(void) {
-  CUhandle handle = 0;
+  CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr base;
   size_t page;
   driver_start(0);
   page = page_size();
   base = mapped_page(4 * page, &handle);
-  MUST(cu.PrimaryReset(0));
-  SAME(more.Unmap(base, page), 0);
-  SAME(more.Release(handle), 0);
-  SAME(more.AddressFree(base, 4 * page), 0);
+  MUST(cu.DevicePrimaryCtxReset(0));
+  SAME(cu.MemUnmap(base, page), 0);
+  SAME(cu.MemRelease(handle), 0);
+  SAME(cu.MemAddressFree(base, 4 * page), 0);
 }
 
 static void classic_memory_goes_with_its_context(void) {
@@ -51,8 +51,8 @@ static void classic_memory_goes_with_its_context(void) {
   CUdeviceptr block = 0;
   driver_start(0);
   MUST(cu.MemAlloc(&block, 4 << 20));
-  MUST(cu.PrimaryReset(0));
-  MUST(cu.PrimaryRetain(&again, 0));
+  MUST(cu.DevicePrimaryCtxReset(0));
+  MUST(cu.DevicePrimaryCtxRetain(&again, 0));
   SAME(cu.MemFree(block), 1);
 }
 
@@ -61,9 +61,9 @@ static void destroyed_contexts(void) {
   unsigned version = 0;
   driver_start(0);
   MUST(cu.CtxCreate(&context, 0, 0));
-  SAME(more.CtxApiVersion(context, &version), 0);
+  SAME(cu.CtxGetApiVersion(context, &version), 0);
   SAME(cu.CtxDestroy(context), 0);
-  SAME(more.CtxApiVersion(context, &version), 201);
+  SAME(cu.CtxGetApiVersion(context, &version), 201);
   SAME(cu.CtxGetCurrent(&current), 0);
   TRUE(current != context);
 }

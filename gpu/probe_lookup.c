@@ -30,45 +30,46 @@ static const struct {
 enum { NAMES = sizeof names / sizeof names[0] };
 
 static void pointers_equal_dlsym(void) {
-  int i, status = -1;
-  NEEDS(more.GetProcAddress);
+  int i;
+  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
+  NEEDS(cu.GetProcAddress);
   for (i = 0; i < NAMES; i++) {
     void *found = NULL;
-    same(names[i].base, more.GetProcAddress(names[i].base, &found, names[i].version, 0, &status), 0);
+    same(names[i].base, cu.GetProcAddress(names[i].base, &found, names[i].version, 0, &status), 0);
     holds_true(names[i].symbol, found != NULL && found == dlsym(probe_library, names[i].symbol));
   }
 }
 
 static void per_thread_names(void) {
   void *found = NULL;
-  int status = -1;
-  NEEDS(more.GetProcAddress);
-  SAME(more.GetProcAddress("cuMemAllocAsync", &found, 11020, 2, &status), 0);
+  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
+  NEEDS(cu.GetProcAddress);
+  SAME(cu.GetProcAddress("cuMemAllocAsync", &found, 11020, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status), 0);
   TRUE(found != NULL && found == dlsym(probe_library, "cuMemAllocAsync_ptsz"));
-  SAME(more.GetProcAddress("cuMemAlloc", &found, 3020, 2, &status), 0);
+  SAME(cu.GetProcAddress("cuMemAlloc", &found, 3020, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status), 0);
   TRUE(found != NULL && found == dlsym(probe_library, "cuMemAlloc_v2"));
 }
 
 static void what_is_not_found(void) {
   void *found = &found;
-  int status = -1;
-  NEEDS(more.GetProcAddress);
-  SAME(more.GetProcAddress("cuNoSuchFunction", &found, 12000, 0, &status), 0);
+  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
+  NEEDS(cu.GetProcAddress);
+  SAME(cu.GetProcAddress("cuNoSuchFunction", &found, 12000, 0, &status), 0);
   TRUE(found == NULL);
   same("status of an unknown name", status, 1);
-  SAME(more.GetProcAddress("cuMemAlloc_v2", &found, 12000, 0, &status), 0);
+  SAME(cu.GetProcAddress("cuMemAlloc_v2", &found, 12000, 0, &status), 0);
   same("status of a suffixed name", status, 1);
-  SAME(more.GetProcAddress("cuMemCreate", &found, 9000, 0, &status), 0);
+  SAME(cu.GetProcAddress("cuMemCreate", &found, 9000, 0, &status), 0);
   same("status of a version too low", status, 2);
-  SAME(more.GetProcAddress("cuMemAlloc", &found, 12000, 4, &status), 1);
+  SAME(cu.GetProcAddress("cuMemAlloc", &found, 12000, 4, &status), 1);
 }
 
 static void the_old_lookup(void) {
   void *found = NULL, *untouched = &found;
-  NEEDS(more.GetProcAddressOld);
-  SAME(more.GetProcAddressOld("cuMemAlloc", &found, 12000, 0), 0);
+  NEEDS(cu.GetProcAddress_v1);
+  SAME(cu.GetProcAddress_v1("cuMemAlloc", &found, 12000, 0), 0);
   TRUE(found == dlsym(probe_library, "cuMemAlloc_v2"));
-  SAME(more.GetProcAddressOld("cuNoSuchFunction", &untouched, 12000, 0), 500);
+  SAME(cu.GetProcAddress_v1("cuNoSuchFunction", &untouched, 12000, 0), 500);
   TRUE(untouched == &found);
 }
 

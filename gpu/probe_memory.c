@@ -3,11 +3,11 @@
 #include "probe.h"
 
 static void granularity(void) {
-  struct allocation_prop prop = device_memory();
+  CUmemAllocationProp prop = device_memory();
   size_t recommended = 0;
   driver_start(0);
   SAME(page_size(), 2 << 20);
-  SAME(more.Granularity(&recommended, &prop, 1), 0);
+  SAME(cu.MemGetAllocationGranularity(&recommended, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED), 0);
   SAME(recommended, 2 << 20);
 }
 
@@ -16,31 +16,31 @@ static void large_ranges(void) {
   size_t total = 0, range;
   CUdeviceptr base = 0, second = 0;
   driver_start(0);
-  NEEDS(more.Reserve);
+  NEEDS(cu.MemAddressReserve);
   MUST(cu.DeviceTotalMem(&total, 0));
   range = (total * 8 + (2u << 20) - 1) & ~(size_t)((2u << 20) - 1);
-  SAME(more.Reserve(&base, range, 0, 0, 0), 0);
-  SAME(more.Reserve(&second, range, 0, 0, 0), 0);
+  SAME(cu.MemAddressReserve(&base, range, 0, 0, 0), 0);
+  SAME(cu.MemAddressReserve(&second, range, 0, 0, 0), 0);
   SAME(base % (2u << 20), 0);
   TRUE(base + range <= second || second + range <= base);
-  SAME(more.AddressFree(base, range / 2), 1);
-  SAME(more.AddressFree(second, range), 0);
-  SAME(more.AddressFree(base, range), 0);
+  SAME(cu.MemAddressFree(base, range / 2), 1);
+  SAME(cu.MemAddressFree(second, range), 0);
+  SAME(cu.MemAddressFree(base, range), 0);
 }
 
 static void zero_sizes(void) {
   CUdeviceptr ptr = 77;
-  CUhandle handle = 77;
+  CUmemGenericAllocationHandle handle = 77;
   driver_start(0);
   SAME(cu.MemAlloc(&ptr, 0), 1);
   TRUE(ptr == 77);
   SAME(cu.MemFree(0), 0);
-  NEEDS(more.Create);
+  NEEDS(cu.MemCreate);
   SAME(create(&handle, 0), 1);
-  SAME(more.Reserve(&ptr, 0, 0, 0, 0), 1);
-  SAME(more.AddressFree(0, 0), 1);
-  SAME(more.Release(0), 1);
-  SAME(more.SetSync(0, 1, 0), 0);
+  SAME(cu.MemAddressReserve(&ptr, 0, 0, 0, 0), 1);
+  SAME(cu.MemAddressFree(0, 0), 1);
+  SAME(cu.MemRelease(0), 1);
+  SAME(cu.MemsetD32(0, 1, 0), 0);
 }
 
 /* The library takes cuMemAlloc memory in multiples of 512 bytes. */
@@ -56,7 +56,7 @@ static void classic_alignment(void) {
     if (sizes[i] >= 2 << 20) {
       same("alignment of a large cuMemAlloc to 2 MiB", ptr % (2 << 20), 0);
     }
-    SAME(more.AddressRange(&base, &bytes, ptr + sizes[i] / 2), 0);
+    SAME(cu.MemGetAddressRange(&base, &bytes, ptr + sizes[i] / 2), 0);
     TRUE(base == ptr && bytes == sizes[i]);
   }
 }
@@ -76,9 +76,9 @@ static void wrong_frees(void) {
 static void out_of_memory(void) {
   size_t total = 0, before = 0, after = 0, unused = 0;
   CUdeviceptr ptr = 77;
-  CUhandle handle = 0;
+  CUmemGenericAllocationHandle handle = 0;
   driver_start(0);
-  NEEDS(more.Create);
+  NEEDS(cu.MemCreate);
   MUST(cu.DeviceTotalMem(&total, 0));
   MUST(cu.MemGetInfo(&before, &unused));
   SAME(cu.MemAlloc(&ptr, total + (1 << 20)), 2);
@@ -93,71 +93,71 @@ static void out_of_memory(void) {
 static void mapping_rules(void) {
   size_t page;
   CUdeviceptr base = 0;
-  CUhandle one = 0, two = 0;
+  CUmemGenericAllocationHandle one = 0, two = 0;
   unsigned word = 0;
   driver_start(0);
   page = page_size();
-  MUST(more.Reserve(&base, 8 * page, 0, 0, 0));
+  MUST(cu.MemAddressReserve(&base, 8 * page, 0, 0, 0));
   MUST(create(&one, page));
   MUST(create(&two, 2 * page));
-  SAME(more.Map(base, page, page, two, 0), 1); /* an offset */
-  SAME(more.Map(base + 4096, page, 0, one, 0), 1);
-  SAME(more.Map(base, page, 0, one, 0), 0);
-  SAME(more.Map(base, page, 0, one, 0), 1); /* taken */
-  SAME(more.Map(base + page, 2 * page, 0, two, 0), 0);
-  SAME(cu.ToHost(&word, base, 4), 1); /* no access yet */
+  SAME(cu.MemMap(base, page, page, two, 0), 1); /* an offset */
+  SAME(cu.MemMap(base + 4096, page, 0, one, 0), 1);
+  SAME(cu.MemMap(base, page, 0, one, 0), 0);
+  SAME(cu.MemMap(base, page, 0, one, 0), 1); /* taken */
+  SAME(cu.MemMap(base + page, 2 * page, 0, two, 0), 0);
+  SAME(cu.MemcpyDtoH(&word, base, 4), 1); /* no access yet */
   SAME(give_access(base, 4 * page), 1); /* the last page is not mapped */
   SAME(give_access(base, 3 * page), 0); /* two mappings by one call */
   /* One piece of work across both. */
-  SAME(more.SetSync(base + page - 4096, 0x77, 2048), 0);
-  SAME(cu.ToHost(&word, base + page + 4092, 4), 0);
+  SAME(cu.MemsetD32(base + page - 4096, 0x77, 2048), 0);
+  SAME(cu.MemcpyDtoH(&word, base + page + 4092, 4), 0);
   SAME(word, 0x77);
-  SAME(more.Unmap(base + page, page), 1); /* a part of a mapping */
-  SAME(more.Unmap(base, 3 * page), 0);    /* both by one call */
-  SAME(cu.ToHost(&word, base, 4), 1);
+  SAME(cu.MemUnmap(base + page, page), 1); /* a part of a mapping */
+  SAME(cu.MemUnmap(base, 3 * page), 0);    /* both by one call */
+  SAME(cu.MemcpyDtoH(&word, base, 4), 1);
   /* The contents move along, and access does not. */
-  SAME(more.Map(base + 4 * page, 2 * page, 0, two, 0), 0);
-  SAME(cu.ToHost(&word, base + 4 * page, 4), 1);
+  SAME(cu.MemMap(base + 4 * page, 2 * page, 0, two, 0), 0);
+  SAME(cu.MemcpyDtoH(&word, base + 4 * page, 4), 1);
   SAME(give_access(base + 4 * page, 2 * page), 0);
-  SAME(cu.ToHost(&word, base + 4 * page, 4), 0);
+  SAME(cu.MemcpyDtoH(&word, base + 4 * page, 4), 0);
   SAME(word, 0x77);
   /* A released handle lives on in its mapping. */
-  SAME(more.Release(two), 0);
-  SAME(cu.ToHost(&word, base + 4 * page, 4), 0);
-  SAME(more.AddressFree(base, 8 * page), 1);
-  SAME(more.Unmap(base + 4 * page, 2 * page), 0);
-  SAME(more.Release(one), 0);
-  SAME(more.AddressFree(base, 8 * page), 0);
+  SAME(cu.MemRelease(two), 0);
+  SAME(cu.MemcpyDtoH(&word, base + 4 * page, 4), 0);
+  SAME(cu.MemAddressFree(base, 8 * page), 1);
+  SAME(cu.MemUnmap(base + 4 * page, 2 * page), 0);
+  SAME(cu.MemRelease(one), 0);
+  SAME(cu.MemAddressFree(base, 8 * page), 0);
 }
 
 /* No virtual memory call needs a current context; memory by cuMemAlloc does. */
 static void without_a_context(void) {
   CUdeviceptr base = 0;
-  CUhandle handle = 0;
+  CUmemGenericAllocationHandle handle = 0;
   size_t page, unused = 0;
   MUST(cu.Init(0));
   page = page_size();
   SAME(cu.MemAlloc(&base, 100), 201);
   SAME(cu.MemGetInfo(&unused, &unused), 201);
-  SAME(more.Reserve(&base, page, 0, 0, 0), 0);
+  SAME(cu.MemAddressReserve(&base, page, 0, 0, 0), 0);
   SAME(create(&handle, page), 0);
-  SAME(more.Map(base, page, 0, handle, 0), 0);
+  SAME(cu.MemMap(base, page, 0, handle, 0), 0);
   SAME(give_access(base, page), 0);
-  SAME(more.Unmap(base, page), 0);
-  SAME(more.Release(handle), 0);
-  SAME(more.AddressFree(base, page), 0);
+  SAME(cu.MemUnmap(base, page), 0);
+  SAME(cu.MemRelease(handle), 0);
+  SAME(cu.MemAddressFree(base, page), 0);
 }
 
 /* A mapped page, and a stream that writes it in 400 ms. */
 static CUstream write_late(CUdeviceptr *base, size_t *page) {
-  CUhandle handle = 0;
+  CUmemGenericAllocationHandle handle = 0;
   CUstream stream;
   driver_start(0);
   *page = page_size();
   *base = mapped_page(4 * *page, &handle);
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   busy(stream, 400);
-  MUST(cu.SetAsync(*base, 1, *page / 4, stream));
+  MUST(cu.MemsetD32Async(*base, 1, *page / 4, stream));
   return stream;
 }
 
@@ -167,20 +167,20 @@ static void unmap_with_work_pending(void) {
   size_t page;
   CUstream stream = write_late(&base, &page);
   double start = now_ms();
-  SAME(more.Unmap(base, page), 0);
+  SAME(cu.MemUnmap(base, page), 0);
   TRUE(now_ms() - start < 200);
   SAME(cu.StreamSynchronize(stream), 700);
   SAME(cu.MemAlloc(&base, 100), 700); /* and from then on */
 }
 
 static void map_and_access_with_work_pending(void) {
-  CUhandle other = 0;
+  CUmemGenericAllocationHandle other = 0;
   CUdeviceptr base;
   size_t page;
   CUstream stream = write_late(&base, &page);
   double start = now_ms();
   SAME(create(&other, page), 0);
-  SAME(more.Map(base + 2 * page, page, 0, other, 0), 0);
+  SAME(cu.MemMap(base + 2 * page, page, 0, other, 0), 0);
   SAME(give_access(base + 2 * page, page), 0);
   TRUE(now_ms() - start < 200);
   SAME(cu.StreamSynchronize(stream), 0);
@@ -193,9 +193,9 @@ static void free_with_work_pending(void) {
   driver_start(0);
   MUST(cu.MemAlloc(&block, 4 << 20));
   MUST(cu.MemAlloc(&other, 4 << 20));
-  stream = new_stream(STREAM_NON_BLOCKING);
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   busy(stream, 400);
-  MUST(cu.SetAsync(block, 1, 1 << 20, stream));
+  MUST(cu.MemsetD32Async(block, 1, 1 << 20, stream));
   start = now_ms();
   SAME(cu.MemFree(other), 0);
   TRUE(now_ms() - start > 200); /* it waits for the context */
@@ -203,20 +203,19 @@ static void free_with_work_pending(void) {
 }
 
 static void what_can_be_shared(void) {
-  unsigned char ipc[64];
-  CUhandle handle = 0;
+  CUipcMemHandle ipc;
+  CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr classic = 0, base;
   driver_start(0);
-  NEEDS(more.IpcHandle);
+  NEEDS(cu.IpcGetMemHandle);
   MUST(cu.MemAlloc(&classic, 4 << 20));
-  SAME(more.IpcHandle(ipc, classic), 0);
+  SAME(cu.IpcGetMemHandle(&ipc, classic), 0);
   base = mapped_page(4 * page_size(), &handle);
-  SAME(more.IpcHandle(ipc, base), 1);
+  SAME(cu.IpcGetMemHandle(&ipc, base), 1);
 }
 
 static void pointer_attributes(void) {
-  enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12, MAPPED = 13 };
-  CUhandle handle = 0;
+  CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr base, start = 0, classic = 0;
   size_t page, bytes = 0;
   int number = -1, local = 0;
@@ -224,21 +223,21 @@ static void pointer_attributes(void) {
   page = page_size();
   base = mapped_page(4 * page, &handle);
   MUST(cu.MemAlloc(&classic, 12345));
-  SAME(more.PointerAttribute(&number, MEMORY_TYPE, base), 0);
+  SAME(cu.PointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, base), 0);
   SAME(number, 2);
-  SAME(more.PointerAttribute(&number, DEVICE_ORDINAL, base), 0);
+  SAME(cu.PointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, base), 0);
   SAME(number, 0);
-  SAME(more.PointerAttribute(&start, RANGE_START, base + 100), 0);
+  SAME(cu.PointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, base + 100), 0);
   TRUE(start == base);
-  SAME(more.PointerAttribute(&bytes, RANGE_SIZE, base + 100), 0);
+  SAME(cu.PointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, base + 100), 0);
   SAME(bytes / page, 4); /* the whole reservation */
-  SAME(more.PointerAttribute(&number, MAPPED, base + page), 0);
+  SAME(cu.PointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_MAPPED, base + page), 0);
   SAME(number, 0);
-  SAME(more.AddressRange(&start, &bytes, base + 100), 0);
+  SAME(cu.MemGetAddressRange(&start, &bytes, base + 100), 0);
   TRUE(start == base && bytes == page); /* the mapping */
-  SAME(more.PointerAttribute(&bytes, RANGE_SIZE, classic), 0);
+  SAME(cu.PointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, classic), 0);
   SAME(bytes, 12345);
-  SAME(more.AddressRange(&start, &bytes, (CUdeviceptr)(uintptr_t)&local), 500);
+  SAME(cu.MemGetAddressRange(&start, &bytes, (CUdeviceptr)(uintptr_t)&local), 500);
 }
 
 int main(int argc, char **argv) {

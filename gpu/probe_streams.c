@@ -4,7 +4,7 @@
 
 static CUevent new_event(void) {
   CUevent event = NULL;
-  MUST(more.EventCreate(&event, 2)); /* without timing, as the library makes them */
+  MUST(cu.EventCreate(&event, CU_EVENT_DISABLE_TIMING)); /* without timing, as the library makes them */
   return event;
 }
 
@@ -12,31 +12,31 @@ static CUevent new_event(void) {
 
 static void events_of_the_context(void) {
   CUcontext context = driver_start(0);
-  CUstream stream = new_stream(STREAM_NON_BLOCKING);
+  CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   CUevent event = new_event();
   double start;
-  NEEDS(more.CtxRecordEvent);
+  NEEDS(cu.CtxRecordEvent);
   busy(stream, 400);
   start = now_ms();
-  SAME(more.CtxRecordEvent(context, event), 0);
-  SAME(more.EventQuery(event), 600); /* covers a non-blocking stream */
+  SAME(cu.CtxRecordEvent(context, event), 0);
+  SAME(cu.EventQuery(event), 600); /* covers a non-blocking stream */
   TRUE(now_ms() - start < 200);
   SAME(cu.StreamSynchronize(stream), 0);
-  SAME(more.EventQuery(event), 0);
+  SAME(cu.EventQuery(event), 0);
   /* And with no work at all. */
-  SAME(more.CtxRecordEvent(context, event), 0);
-  SAME(more.EventSynchronize(event), 0);
+  SAME(cu.CtxRecordEvent(context, event), 0);
+  SAME(cu.EventSynchronize(event), 0);
 }
 
 static void events_of_the_per_thread_stream(void) {
   CUcontext context = driver_start(0);
   CUevent event = new_event();
-  NEEDS(more.CtxRecordEvent);
-  busy(STREAM_PER_THREAD, 400);
-  SAME(more.CtxRecordEvent(context, event), 0);
-  SAME(more.EventQuery(event), 600);
-  SAME(cu.StreamSynchronize(STREAM_PER_THREAD), 0);
-  SAME(more.EventQuery(event), 0);
+  NEEDS(cu.CtxRecordEvent);
+  busy(CU_STREAM_PER_THREAD, 400);
+  SAME(cu.CtxRecordEvent(context, event), 0);
+  SAME(cu.EventQuery(event), 600);
+  SAME(cu.StreamSynchronize(CU_STREAM_PER_THREAD), 0);
+  SAME(cu.EventQuery(event), 0);
 }
 
 static void legacy_stream_and_the_others(void) {
@@ -44,27 +44,27 @@ static void legacy_stream_and_the_others(void) {
   CUevent event;
   driver_start(0);
   blocking = new_stream(0);
-  non_blocking = new_stream(STREAM_NON_BLOCKING);
+  non_blocking = new_stream(CU_STREAM_NON_BLOCKING);
   event = new_event();
   busy(non_blocking, 400);
-  MUST(more.EventRecord(event, NULL));
-  SAME(more.EventSynchronize(event), 0);
+  MUST(cu.EventRecord(event, NULL));
+  SAME(cu.EventSynchronize(event), 0);
   SAME(cu.StreamQuery(non_blocking), 600); /* so it was not waited for */
   SAME(cu.StreamSynchronize(non_blocking), 0);
   busy(blocking, 400);
-  MUST(more.EventRecord(event, NULL));
-  SAME(more.EventQuery(event), 600);
+  MUST(cu.EventRecord(event, NULL));
+  SAME(cu.EventQuery(event), 600);
   SAME(cu.StreamSynchronize(blocking), 0);
-  SAME(more.EventSynchronize(event), 0);
+  SAME(cu.EventSynchronize(event), 0);
 }
 
 static void odd_events(void) {
   CUevent event;
   driver_start(0);
   event = new_event();
-  SAME(more.EventQuery(event), 0); /* never recorded */
-  SAME(more.EventQuery(NULL), 400);
-  SAME(more.EventDestroy(event), 0);
+  SAME(cu.EventQuery(event), 0); /* never recorded */
+  SAME(cu.EventQuery(NULL), 400);
+  SAME(cu.EventDestroy(event), 0);
 }
 
 /* ---- streams ---- */
@@ -77,73 +77,73 @@ static void destroyed_streams_finish_their_work(void) {
   double start;
   driver_start(0);
   MUST(cu.MemAlloc(&block, 1 << 20));
-  MUST(more.SetSync(block, 0, 1 << 18));
-  stream = new_stream(STREAM_NON_BLOCKING);
+  MUST(cu.MemsetD32(block, 0, 1 << 18));
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
   event = new_event();
   busy(stream, 300);
-  MUST(cu.SetAsync(block, 0x5A, 1 << 18, stream));
-  MUST(more.EventRecord(event, stream));
+  MUST(cu.MemsetD32Async(block, 0x5A, 1 << 18, stream));
+  MUST(cu.EventRecord(event, stream));
   start = now_ms();
   SAME(cu.StreamDestroy(stream), 0);
   TRUE(now_ms() - start < 200);
-  SAME(more.EventQuery(event), 600); /* the event lives on */
-  SAME(more.EventSynchronize(event), 0);
-  SAME(cu.ToHost(&word, block, 4), 0);
+  SAME(cu.EventQuery(event), 600); /* the event lives on */
+  SAME(cu.EventSynchronize(event), 0);
+  SAME(cu.MemcpyDtoH(&word, block, 4), 0);
   SAME(word, 0x5A);
 }
 
 static void handles_are_given_again(void) {
   CUstream first, second;
   driver_start(0);
-  first = new_stream(STREAM_NON_BLOCKING);
+  first = new_stream(CU_STREAM_NON_BLOCKING);
   MUST(cu.StreamDestroy(first));
-  second = new_stream(STREAM_NON_BLOCKING);
+  second = new_stream(CU_STREAM_NON_BLOCKING);
   TRUE(first == second);
 }
 
 static void contexts_of_streams(void) {
   CUcontext context = driver_start(0), found = NULL;
   CUstream stream = new_stream(0);
-  NEEDS(more.StreamGetCtx);
-  SAME(more.StreamGetCtx(stream, &found), 0);
+  NEEDS(cu.StreamGetCtx);
+  SAME(cu.StreamGetCtx(stream, &found), 0);
   TRUE(found == context);
-  SAME(more.StreamGetCtx(NULL, &found), 0);
+  SAME(cu.StreamGetCtx(NULL, &found), 0);
   TRUE(found == context);
   MUST(cu.CtxSetCurrent(NULL));
   found = NULL;
-  SAME(more.StreamGetCtx(stream, &found), 0);
+  SAME(cu.StreamGetCtx(stream, &found), 0);
   TRUE(found == context);
-  SAME(more.StreamGetCtx(NULL, &found), 201);
+  SAME(cu.StreamGetCtx(NULL, &found), 201);
 }
 
 /* ---- capture ---- */
 
 static CUstream captured;
 
-static void begin(unsigned flags, int mode) {
+static void begin(unsigned flags, CUstreamCaptureMode mode) {
   driver_start(0);
-  if (cu.BeginCapture == NULL) {
+  if (cu.StreamBeginCapture == NULL) {
     cannot_ask("the driver has no stream capture");
   }
   captured = new_stream(flags);
-  MUST(cu.BeginCapture(captured, mode));
+  MUST(cu.StreamBeginCapture(captured, mode));
 }
 
 /* How the capture stands: 0 none, 1 active, 2 invalidated. */
 static int capture_state(void) {
-  int status = -1;
-  CUresult result = cu.IsCapturing(captured, &status);
-  return result == 0 ? status : 1000 + result;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUresult result = cu.StreamIsCapturing(captured, &status);
+  return result == CUDA_SUCCESS ? (int)status : 1000 + (int)result;
 }
 
 static CUresult end_capture(void) {
   CUgraph graph = NULL;
-  return cu.EndCapture(captured, &graph);
+  return cu.StreamEndCapture(captured, &graph);
 }
 
 static void memory_calls_in_a_capture(void) {
   CUdeviceptr ptr = 0;
-  begin(STREAM_NON_BLOCKING, CAPTURE_GLOBAL);
+  begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
   SAME(cu.MemAlloc(&ptr, 1 << 20), 900);
   SAME(capture_state(), 2);
   SAME(end_capture(), 901);
@@ -151,44 +151,44 @@ static void memory_calls_in_a_capture(void) {
 
 /* How the library calls the driver in a capture. */
 static void relaxed_calls_in_a_capture(void) {
-  CUhandle handle = 0;
+  CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr ptr = 0, base = 0;
   CUevent event;
   size_t page;
-  int mode = CAPTURE_RELAXED;
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver_start(0);
   page = page_size();
   event = new_event();
-  begin(STREAM_NON_BLOCKING, CAPTURE_GLOBAL);
-  SAME(cu.ExchangeCaptureMode(&mode), 0);
-  SAME(mode, CAPTURE_GLOBAL);
+  begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  SAME(cu.ThreadExchangeStreamCaptureMode(&mode), 0);
+  SAME(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
   SAME(cu.MemAlloc(&ptr, 1 << 20), 0);
   SAME(cu.MemFree(ptr), 0);
-  SAME(more.Reserve(&base, page, 0, 0, 0), 0);
+  SAME(cu.MemAddressReserve(&base, page, 0, 0, 0), 0);
   SAME(create(&handle, page), 0);
-  SAME(more.Map(base, page, 0, handle, 0), 0);
+  SAME(cu.MemMap(base, page, 0, handle, 0), 0);
   SAME(give_access(base, page), 0);
-  SAME(more.Unmap(base, page), 0);
-  SAME(more.Release(handle), 0);
-  SAME(more.EventQuery(event), 0);
-  SAME(cu.ExchangeCaptureMode(&mode), 0);
-  SAME(mode, CAPTURE_RELAXED);
+  SAME(cu.MemUnmap(base, page), 0);
+  SAME(cu.MemRelease(handle), 0);
+  SAME(cu.EventQuery(event), 0);
+  SAME(cu.ThreadExchangeStreamCaptureMode(&mode), 0);
+  SAME(mode, CU_STREAM_CAPTURE_MODE_RELAXED);
   SAME(capture_state(), 1);
   SAME(end_capture(), 0);
 }
 
 static void mapping_in_a_capture(void) {
-  CUhandle handle = 0;
+  CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr base = 0;
   size_t page;
   driver_start(0);
   page = page_size();
-  begin(STREAM_NON_BLOCKING, CAPTURE_GLOBAL);
-  SAME(more.Reserve(&base, page, 0, 0, 0), 0);
+  begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  SAME(cu.MemAddressReserve(&base, page, 0, 0, 0), 0);
   SAME(create(&handle, page), 0);
-  SAME(more.Map(base, page, 0, handle, 0), 0);
+  SAME(cu.MemMap(base, page, 0, handle, 0), 0);
   SAME(give_access(base, page), 0);
-  SAME(more.Unmap(base, page), 0);
+  SAME(cu.MemUnmap(base, page), 0);
   SAME(capture_state(), 1);
   SAME(end_capture(), 0);
 }
@@ -197,8 +197,8 @@ static void queries_in_a_capture(void) {
   CUevent event;
   driver_start(0);
   event = new_event();
-  begin(STREAM_NON_BLOCKING, CAPTURE_GLOBAL);
-  SAME(more.EventQuery(event), 900);
+  begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  SAME(cu.EventQuery(event), 900);
   SAME(capture_state(), 2);
   SAME(end_capture(), 901);
 }
@@ -206,32 +206,32 @@ static void queries_in_a_capture(void) {
 static void context_events_in_a_capture(void) {
   CUcontext context = driver_start(0);
   CUevent event = new_event();
-  int mode = CAPTURE_RELAXED;
-  NEEDS(more.CtxRecordEvent);
-  begin(STREAM_NON_BLOCKING, CAPTURE_GLOBAL);
-  MUST(cu.ExchangeCaptureMode(&mode));
-  SAME(more.CtxRecordEvent(context, event), 900);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  NEEDS(cu.CtxRecordEvent);
+  begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  MUST(cu.ThreadExchangeStreamCaptureMode(&mode));
+  SAME(cu.CtxRecordEvent(context, event), 900);
   SAME(capture_state(), 2);
   SAME(end_capture(), 901);
 }
 
 static void context_waits_in_a_capture(void) {
-  int mode = CAPTURE_RELAXED;
-  begin(STREAM_NON_BLOCKING, CAPTURE_GLOBAL);
-  MUST(cu.ExchangeCaptureMode(&mode));
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  MUST(cu.ThreadExchangeStreamCaptureMode(&mode));
   SAME(cu.CtxSynchronize(), 900);
   SAME(capture_state(), 2);
   SAME(end_capture(), 901);
 }
 
 static void legacy_stream_tells_of_captures(void) {
-  int status = -1;
-  begin(0, CAPTURE_GLOBAL);
-  SAME(cu.IsCapturing(NULL, &status), 906);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+  begin(0, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  SAME(cu.StreamIsCapturing(NULL, &status), 906);
   SAME(capture_state(), 1); /* asking does no harm */
   SAME(end_capture(), 0);
-  begin(STREAM_NON_BLOCKING, CAPTURE_GLOBAL);
-  SAME(cu.IsCapturing(NULL, &status), 0);
+  begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  SAME(cu.StreamIsCapturing(NULL, &status), 0);
   SAME(status, 0);
   SAME(end_capture(), 0);
 }
@@ -240,19 +240,19 @@ static void events_recorded_in_a_capture(void) {
   CUevent event;
   driver_start(0);
   event = new_event();
-  begin(STREAM_NON_BLOCKING, CAPTURE_GLOBAL);
-  SAME(more.EventRecord(event, captured), 0);
+  begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  SAME(cu.EventRecord(event, captured), 0);
   SAME(end_capture(), 0);
-  SAME(more.EventQuery(event), 907);
-  SAME(more.EventDestroy(event), 0);
+  SAME(cu.EventQuery(event), 907);
+  SAME(cu.EventDestroy(event), 0);
 }
 
 static void legacy_stream_is_not_captured(void) {
   driver_start(0);
-  if (cu.BeginCapture == NULL) {
+  if (cu.StreamBeginCapture == NULL) {
     cannot_ask("the driver has no stream capture");
   }
-  SAME(cu.BeginCapture(NULL, CAPTURE_GLOBAL), 900);
+  SAME(cu.StreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL), 900);
 }
 
 int main(int argc, char **argv) {

@@ -15,54 +15,36 @@ namespace {
 
 const int kSkipped = 77;
 
-// What else is used of the driver.
-struct AsyncCalls {
-  int (*alloc)(unsigned long long *out, size_t size, CUstream_st *stream) = nullptr;
-  int (*free)(unsigned long long pointer, CUstream_st *stream) = nullptr;
-  int (*default_pool)(void **pool, int device) = nullptr;
-  int (*set_attribute)(void *pool, int attribute, void *value) = nullptr;
-  int (*get_attribute)(void *pool, int attribute, void *value) = nullptr;
-
-  static const int kReleaseThreshold = 4, kReservedHigh = 6;
-
-  AsyncCalls() {
-    void *library = driver::open_driver();
-    driver::take(library, "cuMemAllocAsync", &alloc);
-    driver::take(library, "cuMemFreeAsync", &free);
-    driver::take(library, "cuDeviceGetDefaultMemPool", &default_pool);
-    driver::take(library, "cuMemPoolSetAttribute", &set_attribute);
-    driver::take(library, "cuMemPoolGetAttribute", &get_attribute);
-  }
-};
-
 struct AsyncAllocator {
-  const AsyncCalls &calls;
+  const cuda_driver &calls;
 
   bool alloc(void **out, uint64_t size, CUstream_st *stream) {
-    unsigned long long pointer = 0;
-    if (size > 0 && calls.alloc(&pointer, size, stream) != 0) return false;
+    CUdeviceptr pointer = 0;
+    if (size > 0 && calls.MemAllocAsync(&pointer, size, stream) != 0) return false;
     *out = reinterpret_cast<void *>(pointer);
     return true;
   }
   void free(void *block, CUstream_st *stream) {
     if (block == nullptr) return;
-    driver::check(calls.free(reinterpret_cast<unsigned long long>(block), stream), "cuMemFreeAsync");
+    driver::check(calls.MemFreeAsync(reinterpret_cast<CUdeviceptr>(block), stream), "cuMemFreeAsync");
   }
   std::string error() const { return "cuMemAllocAsync found no memory"; }
 };
 
 int replay_async(const Cuda &cuda, const trace::Trace &trace, replay::Result *result) {
-  const AsyncCalls calls;
-  void *pool = nullptr;
-  uint64_t everything = UINT64_MAX, reserved = 0;
-  if (calls.alloc == nullptr || calls.default_pool == nullptr || calls.default_pool(&pool, 0) != 0) {
+  cuda_driver calls;
+  CUmemoryPool pool = nullptr;
+  cuda_driver_open(&calls, driver::open_driver());
+  cuuint64_t everything = UINT64_MAX, reserved = 0;
+  if (calls.MemAllocAsync == nullptr || calls.DeviceGetDefaultMemPool == nullptr ||
+      calls.DeviceGetDefaultMemPool(&pool, 0) != 0) {
     printf("skipped: the driver has no memory pools\n");
     return kSkipped;
   }
-  driver::check(calls.set_attribute(pool, AsyncCalls::kReleaseThreshold, &everything), "cuMemPoolSetAttribute");
+  driver::check(calls.MemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &everything), "cuMemPoolSetAttribute");
   AsyncAllocator allocator{calls};
   const auto settle = [&](const replay::Held &) {
-    driver::check(calls.get_attribute(pool, AsyncCalls::kReservedHigh, &reserved), "cuMemPoolGetAttribute");
+    driver::check(calls.MemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &reserved), "cuMemPoolGetAttribute");
     result->numbers["reserved_peak"] = static_cast<double>(reserved);
   };
   replay::play_through(trace, cuda, allocator, [](const replay::Held &) {}, settle, result);

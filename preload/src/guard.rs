@@ -7,7 +7,7 @@ use crate::hooks::{CuResult, Hook, code};
 use crate::mode::{self, Mode};
 use crate::pool::{self, CURRENT_DEVICE};
 use crate::real;
-use crate::text::say;
+use crate::text::{Size, say};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 /// The driver takes memory in pages of this size for itself.
@@ -137,7 +137,8 @@ fn rescue(hook: &Hook, device: c_int, wanted: usize, call: &dyn Fn() -> CuResult
     }
     if pool.logs() {
         let name = hook.name.to_str().unwrap_or("");
-        say(format_args!("{name}, refused for memory, was rescued: the pool gave back {released} bytes"));
+        let released = Size(released as u64);
+        say(format_args!("{name}, refused for memory, was rescued: the pool gave back {released}"));
     }
     code::SUCCESS
 }

@@ -178,7 +178,7 @@ fn open() -> Option<*mut Pool> {
     if library.is_null() {
         // SAFETY: the text is copied before the next call of the loader.
         let why = unsafe { Shown::of_c(libc::dlerror()) };
-        say(format_args!("the pool cannot be had: {why}"));
+        say(format_args!("the pool's library cannot be used: {why}"));
         return None;
     }
     let Some(pool) = Pool::load(library) else {

@@ -184,7 +184,7 @@ fn refused(api: &Api, result: CuResult, call: &str) -> Status {
         ),
         code::SYSTEM_DRIVER_MISMATCH => fail(
             Status::POOL_ERROR_DRIVER_VERSION,
-            format_args!("{call}: the CUDA driver library and the kernel driver do not belong together"),
+            format_args!("{call}: the CUDA driver library and the kernel's driver are of different versions"),
         ),
         _ => status_of(api, result, call),
     }

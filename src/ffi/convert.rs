@@ -22,7 +22,7 @@ const MAX_STRUCT: usize = 4096;
 pub unsafe fn out_pointer<'a>(out: *mut *mut c_void) -> Result<&'a mut *mut c_void> {
     // SAFETY: the caller's promise.
     let Some(out) = (unsafe { out.as_mut() }) else {
-        bail!(POOL_ERROR_INVALID_ARGUMENT, "the place for the block is NULL");
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "the pointer to where the block's address goes is NULL");
     };
     *out = core::ptr::null_mut();
     Ok(out)
@@ -46,7 +46,7 @@ pub unsafe fn optional_out<'a>(out: *mut usize) -> Option<&'a mut usize> {
 pub unsafe fn out_number<'a, T: Default>(out: *mut T) -> Result<&'a mut T> {
     // SAFETY: the caller's promise.
     let Some(out) = (unsafe { out.as_mut() }) else {
-        bail!(POOL_ERROR_INVALID_ARGUMENT, "the place for the number is NULL");
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "the pointer to where the number goes is NULL");
     };
     *out = T::default();
     Ok(out)
@@ -101,7 +101,7 @@ unsafe fn struct_size<T: SizePrefixed>(from: *const T) -> Result<usize> {
     // SAFETY: the caller's promise; a C caller may have aligned it badly.
     let size = unsafe { from.cast::<usize>().read_unaligned() };
     if size <= size_of::<usize>() || size > MAX_STRUCT {
-        bail!(POOL_ERROR_INVALID_ARGUMENT, "{} bytes cannot be the struct_size of a {}", size, T::NAME);
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "struct_size is {}, which no version of {} has", size, T::NAME);
     }
     Ok(size)
 }
@@ -230,7 +230,7 @@ pub fn pool(pool: *mut pool_t) -> Result<PoolId> {
 pub unsafe fn out_pool<'a>(out: *mut *mut pool_t) -> Result<&'a mut *mut pool_t> {
     // SAFETY: the caller's promise.
     let Some(out) = (unsafe { out.as_mut() }) else {
-        bail!(POOL_ERROR_INVALID_ARGUMENT, "the place for the pool is NULL");
+        bail!(POOL_ERROR_INVALID_ARGUMENT, "the pointer to where the pool goes is NULL");
     };
     *out = core::ptr::null_mut();
     Ok(out)

@@ -199,7 +199,7 @@ pub fn device(api: &Api, device: i32) -> Result<i32> {
             "there is no device {device}; the driver sees {}",
             driver::device_count()
         ),
-        _ => bail!(POOL_ERROR_INVALID_ARGUMENT, "{device} is not a device ordinal"),
+        _ => bail!(POOL_ERROR_INVALID_ARGUMENT, "{device} is not the number of a device"),
     }
 }
 

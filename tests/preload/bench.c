@@ -3,14 +3,12 @@
  * BOUND_NS over the call itself in each of several attempts. */
 
 #define CHECK_WITHOUT_LIBRARY
-#include <dlfcn.h>
-
 #include "check.h"
+#include "cuda_driver.h"
 #include "cudasim.h"
 
-typedef unsigned long long CUdeviceptr;
-typedef int (*alloc_function)(CUdeviceptr *ptr, size_t size);
-typedef int (*free_function)(CUdeviceptr ptr);
+typedef __typeof__(&cuMemAlloc_v2) alloc_function;
+typedef __typeof__(&cuMemFree_v2) free_function;
 
 enum { BOUND_NS = 100, ROUNDS = 101, BATCH = 20000, ATTEMPTS = 5 };
 
@@ -69,7 +67,7 @@ static double refused(alloc_function alloc) {
   double start = now_ms();
   int i;
   for (i = 0; i < BATCH; i++) {
-    if (alloc(NULL, 4096) != 1) {
+    if (alloc(NULL, 4096) != CUDA_ERROR_INVALID_VALUE) {
       exit(1);
     }
   }
@@ -150,13 +148,16 @@ static void rescue(alloc_function wrapped, alloc_function own_alloc, free_functi
       size_t released = 0;
       void *block = NULL;
       double start;
-      int result;
+      CUresult result;
       if (take(&block, 7 * GIB) != 0 || give(block) != 0) {
         exit(1);
       }
       start = now_ms();
       if (by_hand) {
-        result = own_alloc(&ptr, 4 * GIB) == 2 && reclaim(-1, 4 * GIB, &released) == 0 ? own_alloc(&ptr, 4 * GIB) : 2;
+        result = own_alloc(&ptr, 4 * GIB);
+        if (result == CUDA_ERROR_OUT_OF_MEMORY && reclaim(-1, 4 * GIB, &released) == 0) {
+          result = own_alloc(&ptr, 4 * GIB);
+        }
       } else {
         result = wrapped(&ptr, 4 * GIB);
       }
@@ -176,8 +177,12 @@ int main(int count, char **arguments) {
   const char *mode = getenv("CUDAPOOL_PRELOAD");
   alloc_function alloc, own_alloc;
   free_function free_it, own_free;
-  int (*init)(unsigned), (*retain)(void **, int), (*set_current)(void *), good = 1;
-  void *context = NULL, *function;
+  __typeof__(&cuInit) init;
+  __typeof__(&cuDevicePrimaryCtxRetain) retain;
+  __typeof__(&cuCtxSetCurrent) set_current;
+  CUcontext context = NULL;
+  void *function;
+  int good = 1;
   library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == NULL) {
     fprintf(stderr, "%s\n", dlerror());

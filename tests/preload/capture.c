@@ -6,24 +6,22 @@
 
 #include "client.h"
 
-enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2, NON_BLOCKING = 1, INVALIDATED = 901 };
-
 static int pooled, shimmed;
 static CUstream captured, other;
 
-static void begin(int mode) {
-  CU(BeginCapture(captured, mode));
+static void begin(CUstreamCaptureMode mode) {
+  CU(StreamBeginCapture(captured, mode));
 }
 
 /* Ends the capture, which must be valid, and launches what it made. */
 static void end_and_launch(void) {
   CUgraph graph = NULL;
-  void *executable = NULL;
-  int status = 77;
-  CHECK_EQ(cu.EndCapture(captured, &graph), 0);
-  CU(IsCapturing(captured, &status));
-  CHECK_EQ(status, 0);
-  CU(GraphInstantiate(&executable, graph, 0));
+  CUgraphExec executable = NULL;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+  CHECK_EQ(cu.StreamEndCapture(captured, &graph), 0);
+  CU(StreamIsCapturing(captured, &status));
+  CHECK_EQ(status, CU_STREAM_CAPTURE_STATUS_NONE);
+  CU(GraphInstantiateWithFlags(&executable, graph, 0));
   CU(GraphLaunch(executable, captured));
   CU(StreamSynchronize(captured));
   CU(GraphExecDestroy(executable));
@@ -34,12 +32,12 @@ static void forbidden_calls_break_the_capture(void) {
   CUdeviceptr block = 0, ptr = 0;
   CUgraph graph = NULL;
   CU(MemAlloc(&block, 100));
-  begin(GLOBAL);
-  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_CAPTURE);
-  CHECK_EQ(cu.EndCapture(captured, &graph), INVALIDATED);
-  begin(THREAD_LOCAL);
-  CHECK_EQ(cu.MemFree(block), CUDA_CAPTURE);
-  CHECK_EQ(cu.EndCapture(captured, &graph), INVALIDATED);
+  begin(CU_STREAM_CAPTURE_MODE_GLOBAL);
+  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK_EQ(cu.StreamEndCapture(captured, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  begin(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  CHECK_EQ(cu.MemFree(block), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK_EQ(cu.StreamEndCapture(captured, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   CHECK(graph == NULL);
   /* After that all is as it was. */
   CU(MemFree(block));
@@ -50,8 +48,8 @@ static void forbidden_calls_break_the_capture(void) {
 static void allowed_calls_leave_it_valid(void) {
   CUdeviceptr block = 0, before = 0;
   CU(MemAlloc(&before, 5 * MIB));
-  begin(RELAXED);
-  CU(SetAsync(before, 0x11, 100, captured));
+  begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+  CU(MemsetD32Async(before, 0x11, 100, captured));
   CU(MemAlloc(&block, 3 * MIB));
   CU(MemFree(block));
   CU(MemAlloc(&block, 3 * MIB));
@@ -64,9 +62,9 @@ static void graph_memory_is_the_graphs(void) {
   CUdeviceptr node = 0, block = 0;
   uint64_t live = shimmed ? stats_of_pool().live_blocks : 0;
   CU(MemAllocAsync(&block, 100, other));
-  begin(GLOBAL);
+  begin(CU_STREAM_CAPTURE_MODE_GLOBAL);
   CU(MemAllocAsync(&node, MIB, captured));
-  CU(SetAsync(node, 0x22, 100, captured));
+  CU(MemsetD32Async(node, 0x22, 100, captured));
   CU(MemFreeAsync(node, captured));
   end_and_launch();
   CU(MemFreeAsync(block, other));
@@ -77,17 +75,17 @@ static void only_graph_memory_is_freed_in_a_capture(void) {
   CUdeviceptr block = 0, forbidden = 0;
   CUgraph graph = NULL;
   CU(MemAllocAsync(&block, 100, other));
-  begin(RELAXED);
-  CHECK_EQ(cu.MemFreeAsync(block, captured), CUDA_INVALID_VALUE);
-  cu.EndCapture(captured, &graph);
+  begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+  CHECK_EQ(cu.MemFreeAsync(block, captured), CUDA_ERROR_INVALID_VALUE);
+  cu.StreamEndCapture(captured, &graph);
   if (graph != NULL) {
     CU(GraphDestroy(graph));
   }
   /* In one that something has broken, the answer says so. */
-  begin(GLOBAL);
-  CHECK_EQ(cu.MemAlloc(&forbidden, 100), CUDA_CAPTURE);
-  CHECK_EQ(cu.MemFreeAsync(block, captured), CUDA_CAPTURE_INVALIDATED);
-  CHECK_EQ(cu.EndCapture(captured, &graph), CUDA_CAPTURE_INVALIDATED);
+  begin(CU_STREAM_CAPTURE_MODE_GLOBAL);
+  CHECK_EQ(cu.MemAlloc(&forbidden, 100), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK_EQ(cu.MemFreeAsync(block, captured), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  CHECK_EQ(cu.StreamEndCapture(captured, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   CU(MemFreeAsync(block, other));
 }
 
@@ -100,8 +98,8 @@ static void other_streams_go_on(void) {
     for (i = 0; i < 14; i++) {
       CU(MemAllocAsync(&blocks[i], GIB / 2, other));
     }
-    begin(RELAXED);
-    CU(SetAsync(target, 0x33, 100, captured));
+    begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+    CU(MemsetD32Async(target, 0x33, 100, captured));
     for (i = 0; i < 14; i++) {
       CU(MemFreeAsync(blocks[i], other));
     }
@@ -122,10 +120,10 @@ static void a_rescue_leaves_it_valid(void) {
   CHECK_EQ(pool.alloc(&held, 6 * GIB), 0);
   CHECK_EQ(sim.spin(other, 20000), 0);
   CHECK_EQ(pool.free(held), 0);
-  begin(RELAXED);
-  CU(SetAsync(target, 0x44, 100, captured));
+  begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+  CU(MemsetD32Async(target, 0x44, 100, captured));
   result = cu.MemAlloc(&block, 5 * GIB);
-  CHECK(result == 0 || result == CUDA_OOM);
+  CHECK(result == 0 || result == CUDA_ERROR_OUT_OF_MEMORY);
   end_and_launch();
   CU(StreamSynchronize(other));
   if (result == 0) {
@@ -150,7 +148,7 @@ int main(int count, char **arguments) {
   helpers_open();
   for (flags = 0; flags < 2; flags++) {
     CU(StreamCreate(&captured, (unsigned)flags));
-    CU(StreamCreate(&other, NON_BLOCKING));
+    CU(StreamCreate(&other, CU_STREAM_NON_BLOCKING));
     RUN(forbidden_calls_break_the_capture);
     RUN(allowed_calls_leave_it_valid);
     RUN(graph_memory_is_the_graphs);

@@ -10,19 +10,19 @@ static int pooled;
 
 static void before_initialisation(void) {
   CUdeviceptr ptr = 77;
-  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_NOT_INITIALIZED);
-  CHECK_EQ(cu.MemFree(4096), CUDA_NOT_INITIALIZED);
+  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_ERROR_NOT_INITIALIZED);
+  CHECK_EQ(cu.MemFree(4096), CUDA_ERROR_NOT_INITIALIZED);
   CHECK_EQ(ptr, 77);
 }
 
 static void without_a_context(void) {
   CUdeviceptr ptr = 77;
   size_t available = 77, total = 77;
-  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_INVALID_CONTEXT);
-  CHECK_EQ(cu.MemAlloc(&ptr, 0), CUDA_INVALID_CONTEXT);
-  CHECK_EQ(cu.MemGetInfo(&available, &total), CUDA_INVALID_CONTEXT);
+  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_ERROR_INVALID_CONTEXT);
+  CHECK_EQ(cu.MemAlloc(&ptr, 0), CUDA_ERROR_INVALID_CONTEXT);
+  CHECK_EQ(cu.MemGetInfo(&available, &total), CUDA_ERROR_INVALID_CONTEXT);
   if (cu.MemAllocAsync != NULL) {
-    CHECK_EQ(cu.MemAllocAsync(&ptr, 100, NULL), CUDA_INVALID_CONTEXT);
+    CHECK_EQ(cu.MemAllocAsync(&ptr, 100, NULL), CUDA_ERROR_INVALID_CONTEXT);
   }
   CHECK_EQ(ptr, 77);
 }
@@ -41,9 +41,9 @@ static void of_another_context(void) {
   CU(MemAlloc(&in_first, MIB));
   CU(CtxCreate(&second, 0, 0));
   CU(MemAlloc(&in_second, 3 * MIB));
-  CU(PointerGetAttribute(&value, 1, in_first));
+  CU(PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_CONTEXT, in_first));
   CHECK_EQ(value, (uintptr_t)first);
-  CU(PointerGetAttribute(&value, 1, in_second));
+  CU(PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_CONTEXT, in_second));
   CHECK_EQ(value, (uintptr_t)second);
   /* Frees and questions need not come from the block's own context. */
   CU(MemFree(in_first));
@@ -55,14 +55,14 @@ static void of_another_context(void) {
   CU(CtxSetCurrent(second));
   CU(MemAlloc(&in_second, 300 * MIB));
   CU(MemAlloc(&in_first, 3 * MIB));
-  CU(SetAsync(in_second, 1, 100, NULL));
+  CU(MemsetD32Async(in_second, 1, 100, NULL));
   CU(CtxSynchronize());
   CU(CtxDestroy(second));
-  CHECK_EQ(cu.MemFree(in_second), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemFree(in_first), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemFree(in_second), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemFree(in_first), CUDA_ERROR_INVALID_VALUE);
   CU(CtxSetCurrent(first));
-  CHECK_EQ(cu.MemFree(in_second), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemGetAddressRange(&base, &size, in_second), CUDA_NOT_FOUND);
+  CHECK_EQ(cu.MemFree(in_second), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemGetAddressRange(&base, &size, in_second), CUDA_ERROR_NOT_FOUND);
   CHECK_EQ(pool.trim(NULL, 0, 0, NULL), 0);
   CHECK_EQ(sim.used_bytes(0), used);
 }
@@ -70,9 +70,9 @@ static void of_another_context(void) {
 /* The memory works: a word goes there and back. */
 static void check_usable(CUdeviceptr ptr, unsigned value) {
   unsigned word = 0;
-  CU(SetAsync(ptr, value, 16, NULL));
+  CU(MemsetD32Async(ptr, value, 16, NULL));
   CU(CtxSynchronize());
-  CU(ToHost(&word, ptr, 4));
+  CU(MemcpyDtoH(&word, ptr, 4));
   CHECK_EQ(word, value);
 }
 
@@ -84,14 +84,14 @@ static void reset(void) {
     CU(MemAllocAsync(&old_async, 100, NULL));
     CU(MemFreeAsync(old_async, NULL));
   }
-  CU(PrimaryReset(0));
-  CHECK_EQ(cu.MemAlloc(&again, 100), CUDA_DESTROYED);
+  CU(DevicePrimaryCtxReset(0));
+  CHECK_EQ(cu.MemAlloc(&again, 100), CUDA_ERROR_CONTEXT_IS_DESTROYED);
   if (cu.MemAllocAsync != NULL) {
     CHECK(cu.MemAllocAsync(&again, 100, NULL) != 0);
   }
-  CHECK_EQ(cu.MemFree(old), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemFree(old), CUDA_ERROR_INVALID_VALUE);
   CHECK_EQ(pooled ? sim.live_handles() : 0, 0);
-  CU(PrimaryRetain(&context, 0));
+  CU(DevicePrimaryCtxRetain(&context, 0));
   CU(CtxSetCurrent(context));
   if (cu.MemAllocAsync != NULL) {
     CU(MemAllocAsync(&again_async, 100, NULL));
@@ -101,7 +101,7 @@ static void reset(void) {
   CU(MemAlloc(&again, 5 * MIB));
   check_usable(again, 0x66);
   CU(MemFree(again));
-  CU(PrimaryRelease(0));
+  CU(DevicePrimaryCtxRelease(0));
 }
 
 /* The program's last reference goes, and with it the program's memory, whoever else has references. */
@@ -111,25 +111,25 @@ static void last_release(void) {
   unsigned flags = 0;
   int active = 0;
   CU(MemAlloc(&lost, 50 * MIB));
-  CU(PrimaryRetain(&context, 0));
-  CU(PrimaryRelease(0));
-  CU(PrimaryState(0, &flags, &active));
+  CU(DevicePrimaryCtxRetain(&context, 0));
+  CU(DevicePrimaryCtxRelease(0));
+  CU(DevicePrimaryCtxGetState(0, &flags, &active));
   CHECK_EQ(active, 1);
   check_usable(lost, 0x77);
-  CU(PrimaryRelease(0));
-  CU(PrimaryState(0, &flags, &active));
+  CU(DevicePrimaryCtxRelease(0));
+  CU(DevicePrimaryCtxGetState(0, &flags, &active));
   CHECK_EQ(active, 0);
-  CHECK_EQ(cu.MemFree(lost), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.PrimaryRelease(0), CUDA_INVALID_CONTEXT);
+  CHECK_EQ(cu.MemFree(lost), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.DevicePrimaryCtxRelease(0), CUDA_ERROR_INVALID_CONTEXT);
   if (pooled) {
     CHECK_EQ(sim.used_bytes(0), 0); /* the driver's own pools keep some */
   }
-  CU(PrimaryRetain(&context, 0));
+  CU(DevicePrimaryCtxRetain(&context, 0));
   CU(CtxSetCurrent(context));
   CU(MemAlloc(&block, 50 * MIB));
   check_usable(block, 0x88);
   CU(MemFree(block));
-  CU(PrimaryRelease(0));
+  CU(DevicePrimaryCtxRelease(0));
 }
 
 /* A stream names its context, so that none need be current; the last reference takes this one as well. */
@@ -140,15 +140,15 @@ static int release_after_a_stream(void) {
   unsigned flags = 0;
   int active = 0;
   CU(Init(0));
-  CU(PrimaryRetain(&context, 0));
+  CU(DevicePrimaryCtxRetain(&context, 0));
   CU(CtxSetCurrent(context));
-  CU(StreamCreate(&stream, 1));
+  CU(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   CU(CtxSetCurrent(NULL));
   CU(MemAllocAsync(&block, 1000, stream));
-  CU(PrimaryRelease(0));
-  CU(PrimaryState(0, &flags, &active));
+  CU(DevicePrimaryCtxRelease(0));
+  CU(DevicePrimaryCtxGetState(0, &flags, &active));
   CHECK_EQ(active, 0);
-  CHECK_EQ(cu.PrimaryRelease(0), CUDA_INVALID_CONTEXT);
+  CHECK_EQ(cu.DevicePrimaryCtxRelease(0), CUDA_ERROR_INVALID_CONTEXT);
   return check_failures != 0;
 }
 
@@ -167,7 +167,7 @@ int main(int count, char **arguments) {
   }
   CU(Init(0));
   RUN(without_a_context);
-  CU(PrimaryRetain(&primary, 0));
+  CU(DevicePrimaryCtxRetain(&primary, 0));
   CU(CtxSetCurrent(primary));
   if (cu.CtxCreate != NULL) {
     RUN(of_another_context);

@@ -1,28 +1,24 @@
-/* fake_driver.c: a library that looks like a driver, with versions of its symbols; it has no memory. */
+/* fake_driver.c: a library that looks like a driver, with versions of its symbols; it has no memory. The driver's declarations
+ * see to it that it looks like one to the compiler too. */
 
-#include <stddef.h>
+#include "cuda_driver.h"
 
-int cuInit(unsigned flags);
-int cuDriverGetVersion(int *version);
-int cuMemAlloc_v2(unsigned long long *ptr, size_t size);
-int cuMemFree_v2(unsigned long long ptr);
-
-int cuInit(unsigned flags) {
+CUresult cuInit(unsigned flags) {
   (void)flags;
-  return 0;
+  return CUDA_SUCCESS;
 }
 
-int cuDriverGetVersion(int *version) {
+CUresult cuDriverGetVersion(int *version) {
   *version = 12000;
-  return 0;
+  return CUDA_SUCCESS;
 }
 
-int cuMemAlloc_v2(unsigned long long *ptr, size_t size) {
+CUresult cuMemAlloc_v2(CUdeviceptr *ptr, size_t size) {
   (void)ptr, (void)size;
   return 42;
 }
 
-int cuMemFree_v2(unsigned long long ptr) {
+CUresult cuMemFree_v2(CUdeviceptr ptr) {
   (void)ptr;
   return 43;
 }

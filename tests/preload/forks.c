@@ -9,14 +9,14 @@ static CUdeviceptr of_parent;
 static int child(void) {
   CUdeviceptr ptr = 77;
   size_t size = 0;
-  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_NOT_INITIALIZED);
-  CHECK_EQ(cu.MemFree(of_parent), CUDA_NOT_INITIALIZED);
-  CHECK_EQ(cu.MemFree(0), CUDA_NOT_INITIALIZED);
-  CHECK_EQ(cu.MemGetInfo(&size, &size), CUDA_NOT_INITIALIZED);
-  CHECK_EQ(cu.MemAllocAsync(&ptr, 100, NULL), CUDA_NOT_INITIALIZED);
-  CHECK_EQ(cu.MemFreeAsync(of_parent, NULL), CUDA_NOT_INITIALIZED);
-  CHECK_EQ(cu.MemGetAddressRange(&ptr, &size, of_parent), CUDA_NOT_INITIALIZED);
-  CHECK_EQ(cu.PointerGetAttribute(&ptr, 2, of_parent), CUDA_NOT_INITIALIZED);
+  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_ERROR_NOT_INITIALIZED);
+  CHECK_EQ(cu.MemFree(of_parent), CUDA_ERROR_NOT_INITIALIZED);
+  CHECK_EQ(cu.MemFree(0), CUDA_ERROR_NOT_INITIALIZED);
+  CHECK_EQ(cu.MemGetInfo(&size, &size), CUDA_ERROR_NOT_INITIALIZED);
+  CHECK_EQ(cu.MemAllocAsync(&ptr, 100, NULL), CUDA_ERROR_NOT_INITIALIZED);
+  CHECK_EQ(cu.MemFreeAsync(of_parent, NULL), CUDA_ERROR_NOT_INITIALIZED);
+  CHECK_EQ(cu.MemGetAddressRange(&ptr, &size, of_parent), CUDA_ERROR_NOT_INITIALIZED);
+  CHECK_EQ(cu.PointerGetAttribute(&ptr, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, of_parent), CUDA_ERROR_NOT_INITIALIZED);
   return check_failures != 0;
 }
 

@@ -9,7 +9,7 @@
 static int rescued;
 
 /* The answer to an allocation that does not fit beside what is idle. */
-#define CHECK_OUTCOME(call) CHECK_EQ(call, rescued ? 0 : CUDA_OOM)
+#define CHECK_OUTCOME(call) CHECK_EQ(call, rescued ? 0 : CUDA_ERROR_OUT_OF_MEMORY)
 
 static void refill(void) {
   CHECK_EQ(pool.trim(NULL, 0, 0, NULL), 0);
@@ -29,26 +29,26 @@ static void plain(void) {
 static void stream_ordered(void) {
   CUdeviceptr ptr = 0;
   CUstream stream = NULL;
-  void *mempool = NULL;
+  CUmemoryPool mempool = NULL;
   if (cu.MemAllocAsync == NULL) {
     check_skip("this version has no stream-ordered memory");
     return;
   }
-  CU(StreamCreate(&stream, 1));
-  CU(GetMemPool(&mempool, 0));
+  CU(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CU(DeviceGetDefaultMemPool(&mempool, 0));
   refill();
   CHECK_OUTCOME(cu.MemAllocAsync(&ptr, 4 * GIB, stream));
   if (rescued) {
     CU(MemFreeAsync(ptr, stream));
     CU(StreamSynchronize(stream));
-    CU(PoolTrim(mempool, 0));
+    CU(MemPoolTrimTo(mempool, 0));
   }
   refill();
   CHECK_OUTCOME(cu.MemAllocFromPoolAsync(&ptr, 4 * GIB, mempool, stream));
   if (rescued) {
     CU(MemFreeAsync(ptr, stream));
     CU(StreamSynchronize(stream));
-    CU(PoolTrim(mempool, 0));
+    CU(MemPoolTrimTo(mempool, 0));
   }
   CU(StreamDestroy(stream));
 }
@@ -63,16 +63,17 @@ static void pitched_and_managed(void) {
     CU(MemFree(ptr));
   }
   refill();
-  CHECK_OUTCOME(cu.MemAllocManaged(&ptr, 4 * GIB, 1));
+  CHECK_OUTCOME(cu.MemAllocManaged(&ptr, 4 * GIB, CU_MEM_ATTACH_GLOBAL));
   if (rescued) {
     CU(MemFree(ptr));
   }
 }
 
 static void arrays(void) {
-  array_shape flat = {32768, 8192, 0x20, 4};
-  array_shape_3d deep = {2048, 1024, 128, 0x20, 4, 0}, first_of_many = {1024, 1024, 128, 0x20, 4, 0};
+  CUDA_ARRAY_DESCRIPTOR flat = {32768, 8192, CU_AD_FORMAT_FLOAT, 4};
+  CUDA_ARRAY3D_DESCRIPTOR deep = {2048, 1024, 128, CU_AD_FORMAT_FLOAT, 4, 0}, first_of_many = {1024, 1024, 128, CU_AD_FORMAT_FLOAT, 4, 0};
   CUarray array = NULL;
+  CUmipmappedArray mipmapped = NULL;
   refill();
   CHECK_OUTCOME(cu.ArrayCreate(&array, &flat));
   if (rescued) {
@@ -84,15 +85,24 @@ static void arrays(void) {
     CU(ArrayDestroy(array));
   }
   refill();
-  CHECK_OUTCOME(cu.MipmappedCreate(&array, &first_of_many, 5));
+  CHECK_OUTCOME(cu.MipmappedArrayCreate(&mipmapped, &first_of_many, 5));
   if (rescued) {
-    CU(MipmappedDestroy(array));
+    CU(MipmappedArrayDestroy(mipmapped));
   }
 }
 
+static CUmemAllocationProp chunks_on(int device) {
+  CUmemAllocationProp properties;
+  memset(&properties, 0, sizeof properties);
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  return properties;
+}
+
 static void chunks(void) {
-  allocation_properties properties = {1, 0, 1, 0, NULL, {0}};
-  unsigned long long handle = 0;
+  CUmemAllocationProp properties = chunks_on(0);
+  CUmemGenericAllocationHandle handle = 0;
   if (cu.MemCreate == NULL) {
     check_skip("this version has no virtual memory calls");
     return;
@@ -109,20 +119,20 @@ static void indirect(void) {
   CUmodule module = NULL;
   CUcontext primary = NULL, context = NULL;
   refill();
-  CHECK_EQ(sim.fail("cuModuleLoadData", 1, 0, CUDA_OOM), 0);
+  CHECK_EQ(sim.fail("cuModuleLoadData", 1, 0, CUDA_ERROR_OUT_OF_MEMORY), 0);
   CHECK_OUTCOME(cu.ModuleLoadData(&module, "no real module"));
   CHECK_EQ(stats_of_pool().reserved_bytes < 7 * GIB, rescued);
   refill();
-  CHECK_EQ(sim.fail("cuDevicePrimaryCtxRetain", 1, 0, CUDA_OOM), 0);
-  CHECK_OUTCOME(cu.PrimaryRetain(&primary, 0));
+  CHECK_EQ(sim.fail("cuDevicePrimaryCtxRetain", 1, 0, CUDA_ERROR_OUT_OF_MEMORY), 0);
+  CHECK_OUTCOME(cu.DevicePrimaryCtxRetain(&primary, 0));
   if (rescued) {
-    CU(PrimaryRelease(0));
+    CU(DevicePrimaryCtxRelease(0));
   }
   CHECK_EQ(sim.fail("*", 0, 0, 0), 0);
   if (cu.CtxCreate != NULL) {
     CU(CtxGetCurrent(&primary));
     refill();
-    CHECK_EQ(sim.fail("cuCtxCreate", 1, 0, CUDA_OOM), 0);
+    CHECK_EQ(sim.fail("cuCtxCreate", 1, 0, CUDA_ERROR_OUT_OF_MEMORY), 0);
     CHECK_OUTCOME(cu.CtxCreate(&context, 0, 0));
     if (rescued) {
       CU(CtxDestroy(context));
@@ -130,16 +140,16 @@ static void indirect(void) {
     }
     CHECK_EQ(sim.fail("*", 0, 0, 0), 0);
   }
-  if (cu.BeginCapture != NULL && cu.GraphInstantiate != NULL) {
+  if (cu.StreamBeginCapture != NULL && cu.GraphInstantiateWithFlags != NULL) {
     CUstream stream = NULL;
     CUgraph graph = NULL;
-    void *executable = NULL;
-    CU(StreamCreate(&stream, 1));
-    CU(BeginCapture(stream, 0));
-    CU(EndCapture(stream, &graph));
+    CUgraphExec executable = NULL;
+    CU(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CU(StreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    CU(StreamEndCapture(stream, &graph));
     refill();
-    CHECK_EQ(sim.fail("cuGraphInstantiateWithFlags", 1, 0, CUDA_OOM), 0);
-    CHECK_OUTCOME(cu.GraphInstantiate(&executable, graph, 0));
+    CHECK_EQ(sim.fail("cuGraphInstantiateWithFlags", 1, 0, CUDA_ERROR_OUT_OF_MEMORY), 0);
+    CHECK_OUTCOME(cu.GraphInstantiateWithFlags(&executable, graph, 0));
     if (rescued) {
       CU(GraphExecDestroy(executable));
     }
@@ -155,25 +165,25 @@ static void other_failures_stay(void) {
   CUcontext context = NULL;
   size_t pitch = 0;
   refill();
-  CHECK_EQ(cu.MemAlloc(NULL, 100), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemAlloc(&ptr, 0), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemAllocPitch(&ptr, &pitch, 100, 100, 3), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemAllocManaged(&ptr, 100, 9), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemAlloc(NULL, 100), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemAlloc(&ptr, 0), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemAllocPitch(&ptr, &pitch, 100, 100, 3), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemAllocManaged(&ptr, 100, 9), CUDA_ERROR_INVALID_VALUE);
   /* Larger than the device: nothing is given up for it. */
-  CHECK_EQ(cu.MemAlloc(&ptr, 9 * GIB), CUDA_OOM);
-  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX), CUDA_OOM);
-  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX - 511), CUDA_OOM);
+  CHECK_EQ(cu.MemAlloc(&ptr, 9 * GIB), CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX), CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX - 511), CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(stats_of_pool().reserved_bytes >= 7 * GIB);
   /* Not to be had even with all of the pool: the first answer stands. */
   CHECK_EQ(sim.fail("cuMemAlloc", 2, 0, 999), 0);
-  CHECK_EQ(cu.MemAlloc(&ptr, 4 * GIB), CUDA_OOM);
+  CHECK_EQ(cu.MemAlloc(&ptr, 4 * GIB), CUDA_ERROR_OUT_OF_MEMORY);
   CHECK_EQ(sim.fail("*", 0, 0, 0), 0);
   CHECK_EQ(ptr, 77);
   CU(CtxGetCurrent(&context));
   CU(CtxSetCurrent(NULL));
-  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_INVALID_CONTEXT);
+  CHECK_EQ(cu.MemAlloc(&ptr, 100), CUDA_ERROR_INVALID_CONTEXT);
   CU(CtxSetCurrent(context));
-  CHECK_EQ(cu.MemFree(1234567), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemFree(1234567), CUDA_ERROR_INVALID_VALUE);
   CU(MemFree(0));
 }
 
@@ -197,20 +207,20 @@ static void pending_memory_is_waited_for(void) {
 
 /* Memory of a device that is not the current one: the chunk's location and the stream say which. */
 static void on_another_device(void) {
-  allocation_properties properties = {1, 0, 1, 1, NULL, {0}};
+  CUmemAllocationProp properties = chunks_on(1);
   CUcontext first = NULL, second = NULL;
   CUstream stream = NULL;
   CUdeviceptr ptr = 0;
-  unsigned long long handle = 0;
+  CUmemGenericAllocationHandle handle = 0;
   int devices = 0;
   CU(DeviceGetCount(&devices));
   if (devices < 2 || cu.MemCreate == NULL || cu.MemAllocAsync == NULL) {
     return;
   }
   CU(CtxGetCurrent(&first));
-  CU(PrimaryRetain(&second, 1));
+  CU(DevicePrimaryCtxRetain(&second, 1));
   CU(CtxSetCurrent(second));
-  CU(StreamCreate(&stream, 1));
+  CU(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   CU(CtxSetCurrent(first));
   leave_idle_on(1, 7 * GIB);
   CHECK_OUTCOME(cu.MemCreate(&handle, 4 * GIB, &properties, 0));

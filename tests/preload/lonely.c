@@ -9,7 +9,7 @@ static CUdeviceptr late;
 
 static void free_late(void) {
   CUresult result = cu.MemFree == NULL ? 0 : cu.MemFree(late);
-  if (result != 0 && result != CUDA_DEINITIALIZED) {
+  if (result != 0 && result != CUDA_ERROR_DEINITIALIZED) {
     fprintf(stderr, "the late free answered %d\n", result);
     _exit(1);
   }

@@ -9,14 +9,10 @@ enum { THREADS = 64 };
 static pthread_barrier_t start;
 static const char *way;
 
-typedef CUresult (*alloc_function)(CUdeviceptr *ptr, size_t bytes);
-typedef CUresult (*free_function)(CUdeviceptr ptr);
-typedef CUresult (*retain_function)(CUcontext *context, CUdevice device);
-
 static void *run(void *number) {
-  alloc_function alloc;
-  free_function release;
-  retain_function retain;
+  __typeof__(&cuMemAlloc_v2) alloc;
+  __typeof__(&cuMemFree_v2) release;
+  __typeof__(&cuDevicePrimaryCtxRetain) retain;
   CUcontext primary = NULL;
   CUdeviceptr ptr = 0;
   void *found;
@@ -31,7 +27,7 @@ static void *run(void *number) {
   CHECK_EQ(cu.CtxSetCurrent(primary), 0);
   CHECK_EQ(alloc(&ptr, 1000 + (uintptr_t)number), 0);
   CHECK_EQ(release(ptr), 0);
-  CHECK_EQ(release(ptr + 1), CUDA_INVALID_VALUE);
+  CHECK_EQ(release(ptr + 1), CUDA_ERROR_INVALID_VALUE);
   memcpy(&found, &alloc, sizeof found);
   return found;
 }

@@ -57,7 +57,7 @@ check "nothing is said by default" \
 check "a line at the first use (guard)" "cudapool_preload: guard mode, with $beside/libcudapool.so.0 and $driver/libcuda.so.1" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "a line at the first use (pool), and the pool's own" \
-    "cudapool_preload: pool mode, with $beside/libcudapool.so.0 and $driver/libcuda.so.1" "*device 0: an arena *" \
+    "cudapool_preload: pool mode, with $beside/libcudapool.so.0 and $driver/libcuda.so.1" "*device 0: the pool has begun, on *" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 1 0
 check "nothing is said in off mode" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=off CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
@@ -77,9 +77,9 @@ for folder in "$alone/"$'lat\xe9' "$alone/$long/$long/$long"; do
     check "the pool beside the shim, ${#folder} letters" "cudapool_preload: guard mode, with $alone/*" \
         -- "${on_driver[@]}" LD_PRELOAD="$folder/${shim##*/}" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 done
-check "without the pool's library" "cudapool_preload: the pool cannot be had: *libcudapool.so*" \
+check "without the pool's library" "cudapool_preload: the pool's library cannot be used: *libcudapool.so*" \
     -- "${on_driver[@]}" LD_PRELOAD="$alone/libcudapool_preload.so" "$directory/lonely" dlsym 100 0
-check "without the pool's library in pool mode" "cudapool_preload: the pool cannot be had: *libcudapool.so*" \
+check "without the pool's library in pool mode" "cudapool_preload: the pool's library cannot be used: *libcudapool.so*" \
     -- "${on_driver[@]}" LD_PRELOAD="$alone/libcudapool_preload.so" CUDAPOOL_PRELOAD=pool "$directory/lonely_direct" direct 100 0
 check "the pool's limit holds for the program" \
     -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=limit:1GiB "$directory/lonely" dlsym 2048 2
@@ -89,7 +89,7 @@ check "and what stays below it is served" \
 # One line for each rescue, and one for the first use.
 said=$(LD_LIBRARY_PATH="$driver:$beside" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/guard" dlsym rescued 2>&1 |
     grep '^cudapool_preload: ' | sed 's/[0-9]\{4,\}/N/g' | sort | uniq -c | sort -rn)
-if [[ $(grep -c ', refused for memory, was rescued: the pool gave back N bytes$' <<<"$said") -ge 12 && $(wc -l <<<"$said") -eq \
+if [[ $(grep -c ', refused for memory, was rescued: the pool gave back [0-9.]* [KMG]iB$' <<<"$said") -ge 12 && $(wc -l <<<"$said") -eq \
     $(($(grep -c ' was rescued: ' <<<"$said") + 1)) && $said == *"1 cudapool_preload: guard mode, with "* ]]; then
     verdict ok "a line for each rescue"
 else

@@ -9,8 +9,6 @@
 static int pooled;
 static CUcontext primary;
 
-enum { NON_BLOCKING = 1 };
-
 /* A block of the pool, where there is one. */
 static void check_served(uint64_t live_before) {
   if (pooled) {
@@ -29,13 +27,13 @@ static void plain_blocks(void) {
     check_served(live);
     CHECK_EQ(ptrs[i] % (pooled ? 512 : 256), 0);
     if (sizes[i] >= 4) {
-      CU(SetAsync(ptrs[i], 0x1000u + (unsigned)i, sizes[i] / 4, NULL));
+      CU(MemsetD32Async(ptrs[i], 0x1000u + (unsigned)i, sizes[i] / 4, NULL));
     }
   }
   CU(CtxSynchronize());
   for (i = 0; i < 8; i++) {
     if (sizes[i] >= 4) {
-      CU(ToHost(&word, ptrs[i] + (sizes[i] / 4 - 1) * 4, 4));
+      CU(MemcpyDtoH(&word, ptrs[i] + (sizes[i] / 4 - 1) * 4, 4));
       CHECK_EQ(word, 0x1000u + (unsigned)i);
     }
   }
@@ -46,21 +44,21 @@ static void plain_blocks(void) {
 
 static void wrong_arguments(void) {
   CUdeviceptr ptr = 77;
-  void *handle[8];
-  CHECK_EQ(cu.MemAlloc(NULL, 100), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemAlloc(&ptr, 0), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemAlloc(&ptr, 9 * GIB), CUDA_OOM);
-  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX), CUDA_OOM);
-  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX - 511), CUDA_OOM);
+  CUipcMemHandle handle;
+  CHECK_EQ(cu.MemAlloc(NULL, 100), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemAlloc(&ptr, 0), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemAlloc(&ptr, 9 * GIB), CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX), CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK_EQ(cu.MemAlloc(&ptr, SIZE_MAX - 511), CUDA_ERROR_OUT_OF_MEMORY);
   CHECK_EQ(ptr, 77);
   CU(MemFree(0));
   if (cu.MemAllocAsync != NULL) {
-    CHECK_EQ(cu.MemAllocAsync(NULL, 100, NULL), CUDA_INVALID_VALUE);
-    CHECK_EQ(cu.MemAllocAsync(&ptr, SIZE_MAX, NULL), CUDA_OOM);
+    CHECK_EQ(cu.MemAllocAsync(NULL, 100, NULL), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.MemAllocAsync(&ptr, SIZE_MAX, NULL), CUDA_ERROR_OUT_OF_MEMORY);
     CHECK_EQ(ptr, 77);
-    CHECK_EQ(cu.MemFreeAsync(0, NULL), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.MemFreeAsync(0, NULL), CUDA_ERROR_INVALID_VALUE);
   }
-  CHECK_EQ(cu.IpcGetMemHandle(handle, 0), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.IpcGetMemHandle(&handle, 0), CUDA_ERROR_INVALID_VALUE);
 }
 
 static CUresult range_of(CUdeviceptr ptr, CUdeviceptr *base, size_t *size) {
@@ -76,33 +74,33 @@ static void wrong_frees(void) {
   size_t pitch = 0, i;
   char on_host[64];
   CU(MemAllocPitch(&foreign, &pitch, 1000, 100, 4));
-  CU(MemAllocManaged(&managed, 5000, 1));
+  CU(MemAllocManaged(&managed, 5000, CU_MEM_ATTACH_GLOBAL));
   for (i = 0; i < 4; i++) {
     uint64_t calls;
     CU(MemAlloc(&keep, sizes[i]));
     CU(MemAlloc(&block, sizes[i]));
     calls = sim.call_count("cuMemFree") + sim.call_count("cuMemFreeAsync");
-    CHECK_EQ(cu.MemFree(block + 4), CUDA_INVALID_VALUE);
-    CHECK_EQ(cu.MemFree(block + sizes[i] - 1), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.MemFree(block + 4), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.MemFree(block + sizes[i] - 1), CUDA_ERROR_INVALID_VALUE);
     if (cu.MemFreeAsync != NULL) {
-      CHECK_EQ(cu.MemFreeAsync(block + 8, NULL), CUDA_INVALID_VALUE);
+      CHECK_EQ(cu.MemFreeAsync(block + 8, NULL), CUDA_ERROR_INVALID_VALUE);
     }
     CU(MemFree(block));
-    CHECK_EQ(cu.MemFree(block), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.MemFree(block), CUDA_ERROR_INVALID_VALUE);
     if (cu.MemFreeAsync != NULL) {
-      CHECK_EQ(cu.MemFreeAsync(block, NULL), CUDA_INVALID_VALUE);
+      CHECK_EQ(cu.MemFreeAsync(block, NULL), CUDA_ERROR_INVALID_VALUE);
     }
-    CHECK_EQ(cu.MemFree(block + 16), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.MemFree(block + 16), CUDA_ERROR_INVALID_VALUE);
     if (pooled) {
       CHECK_EQ(sim.call_count("cuMemFree") + sim.call_count("cuMemFreeAsync") - calls, 0);
     }
     CU(MemFree(keep));
   }
-  CHECK_EQ(cu.MemFree((CUdeviceptr)(uintptr_t)on_host), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemFree(foreign + 4), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemFree((CUdeviceptr)(uintptr_t)on_host), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemFree(foreign + 4), CUDA_ERROR_INVALID_VALUE);
   CU(MemFree(foreign));
   CU(MemFree(managed));
-  CHECK_EQ(cu.MemFree(foreign), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemFree(foreign), CUDA_ERROR_INVALID_VALUE);
 }
 
 static void address_ranges(void) {
@@ -116,38 +114,20 @@ static void address_ranges(void) {
     CHECK_EQ(size, sizes[i]);
     CHECK_EQ(range_of(block + sizes[i] - 1, &base, &size), 0);
     CHECK_EQ(base, block);
-    CHECK_EQ(range_of(block + sizes[i], &base, &size), CUDA_NOT_FOUND);
+    CHECK_EQ(range_of(block + sizes[i], &base, &size), CUDA_ERROR_NOT_FOUND);
     CU(MemGetAddressRange(NULL, &size, block + 1));
     CU(MemGetAddressRange(&base, NULL, block + 1));
     CU(MemGetAddressRange(NULL, NULL, block + 1));
     CU(CtxSetCurrent(NULL));
-    CHECK_EQ(range_of(block, &base, &size), CUDA_INVALID_CONTEXT);
+    CHECK_EQ(range_of(block, &base, &size), CUDA_ERROR_INVALID_CONTEXT);
     CU(CtxSetCurrent(primary));
     CU(MemFree(block));
-    CHECK_EQ(range_of(block, &base, &size), CUDA_NOT_FOUND);
+    CHECK_EQ(range_of(block, &base, &size), CUDA_ERROR_NOT_FOUND);
   }
-  CHECK_EQ(range_of(0, &base, &size), CUDA_NOT_FOUND);
+  CHECK_EQ(range_of(0, &base, &size), CUDA_ERROR_NOT_FOUND);
 }
 
-enum {
-  CONTEXT = 1,
-  MEMORY_TYPE = 2,
-  DEVICE_POINTER = 3,
-  HOST_POINTER = 4,
-  BUFFER_ID = 7,
-  IS_MANAGED = 8,
-  ORDINAL = 9,
-  LEGACY_IPC = 10,
-  RANGE_START = 11,
-  RANGE_SIZE = 12,
-  MAPPED = 13,
-  HANDLE_TYPES = 14,
-  MEMPOOL = 17,
-  MAPPING_SIZE = 18,
-  MAPPING_BASE = 19
-};
-
-static uint64_t attribute(int which, CUdeviceptr ptr) {
+static uint64_t attribute(CUpointer_attribute which, CUdeviceptr ptr) {
   uint64_t value = 0;
   CU(PointerGetAttribute(&value, which, ptr));
   return value;
@@ -155,37 +135,37 @@ static uint64_t attribute(int which, CUdeviceptr ptr) {
 
 static void attributes(void) {
   static const size_t sizes[] = {100, 40000, 10 * MIB, 100 * MIB};
-  unsigned char handle[64];
+  CUipcMemHandle handle;
   CUdeviceptr block, other;
   uint64_t value, id;
   size_t i;
   for (i = 0; i < 4; i++) {
     CU(MemAlloc(&block, sizes[i]));
     CU(MemAlloc(&other, sizes[i]));
-    CHECK_EQ(attribute(CONTEXT, block), (uintptr_t)primary);
-    CHECK_EQ(attribute(MEMORY_TYPE, block), 2);
-    CHECK_EQ(attribute(DEVICE_POINTER, block + 3), block + 3);
-    CHECK_EQ(cu.PointerGetAttribute(&value, HOST_POINTER, block), CUDA_INVALID_VALUE);
-    CHECK_EQ(attribute(IS_MANAGED, block), 0);
-    CHECK_EQ(attribute(ORDINAL, block), 0);
-    CHECK_EQ(attribute(LEGACY_IPC, block), cu.IpcGetMemHandle(handle, block) == 0);
-    CHECK_EQ(attribute(RANGE_START, block + 99), block);
-    CHECK_EQ(attribute(RANGE_SIZE, block), sizes[i]);
-    CHECK_EQ(attribute(MAPPED, block), 1);
-    CHECK_EQ(attribute(HANDLE_TYPES, block), 0);
-    CHECK_EQ(attribute(MEMPOOL, block), 0);
-    CHECK_EQ(attribute(MAPPING_SIZE, block), sizes[i]);
-    CHECK_EQ(attribute(MAPPING_BASE, block + 99), block);
-    id = attribute(BUFFER_ID, block);
-    CHECK(id != attribute(BUFFER_ID, other));
-    CHECK_EQ(attribute(BUFFER_ID, block + 50), id);
-    CHECK_EQ(cu.PointerGetAttribute(&value, 999, block), CUDA_INVALID_VALUE);
-    CHECK_EQ(cu.PointerGetAttribute(NULL, CONTEXT, block), CUDA_INVALID_VALUE);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_CONTEXT, block), (uintptr_t)primary);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block), CU_MEMORYTYPE_DEVICE);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_DEVICE_POINTER, block + 3), block + 3);
+    CHECK_EQ(cu.PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_HOST_POINTER, block), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, block), 0);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, block), 0);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, block), cu.IpcGetMemHandle(&handle, block) == 0);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, block + 99), block);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_RANGE_SIZE, block), sizes[i]);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_MAPPED, block), 1);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, block), 0);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, block), 0);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_MAPPING_SIZE, block), sizes[i]);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, block + 99), block);
+    id = attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, block);
+    CHECK(id != attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, other));
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, block + 50), id);
+    CHECK_EQ(cu.PointerGetAttribute(&value, (CUpointer_attribute)999, block), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.PointerGetAttribute(NULL, CU_POINTER_ATTRIBUTE_CONTEXT, block), CUDA_ERROR_INVALID_VALUE);
     if (sizes[i] % 512 != 0) { /* else there may be a neighbour */
-      CHECK_EQ(cu.PointerGetAttribute(&value, MEMORY_TYPE, block + sizes[i]), CUDA_INVALID_VALUE);
+      CHECK_EQ(cu.PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block + sizes[i]), CUDA_ERROR_INVALID_VALUE);
     }
     if (cu.PointerGetAttributes != NULL) {
-      int names[] = {CONTEXT, RANGE_START, RANGE_SIZE, ORDINAL, BUFFER_ID, HOST_POINTER};
+      CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_BUFFER_ID, CU_POINTER_ATTRIBUTE_HOST_POINTER};
       uint64_t values[6] = {7, 7, 7, 0, 7, 7};
       void *places[6];
       int at;
@@ -199,7 +179,7 @@ static void attributes(void) {
       CHECK_EQ(values[3], 0);
       CHECK_EQ(values[4], id);
       CHECK_EQ(values[5], 0);
-      CHECK_EQ(cu.PointerGetAttributes(0, names, places, block), CUDA_INVALID_VALUE);
+      CHECK_EQ(cu.PointerGetAttributes(0, names, places, block), CUDA_ERROR_INVALID_VALUE);
       CU(MemFree(block));
       values[3] = 5;
       CU(PointerGetAttributes(6, names, places, block + 20));
@@ -210,11 +190,11 @@ static void attributes(void) {
     } else {
       CU(MemFree(block));
     }
-    CHECK_EQ(cu.PointerGetAttribute(&value, MEMORY_TYPE, block), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block), CUDA_ERROR_INVALID_VALUE);
     /* Whoever gets the address next is somebody else. */
     CU(CtxSynchronize());
     CU(MemAlloc(&block, sizes[i]));
-    CHECK(attribute(BUFFER_ID, block) != id);
+    CHECK(attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, block) != id);
     CU(MemFree(block));
     CU(MemFree(other));
   }
@@ -242,7 +222,7 @@ static void many_ids(void) {
   }
   before = time_of_pairs();
   for (i = 0; i < COUNT; i++) {
-    CHECK(attribute(BUFFER_ID, blocks[i]) != 0);
+    CHECK(attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, blocks[i]) != 0);
   }
   after = time_of_pairs();
   CHECK(after < 8 * before);
@@ -254,20 +234,20 @@ static void many_ids(void) {
 /* For another process: the whole of one driver allocation, or nothing. With memory by cuMemAlloc that is sometimes so by chance. */
 static void handles_for_other_processes(void) {
   static const size_t sizes[] = {100, 40000, 100 * MIB, 100 * MIB + 1};
-  unsigned char handle[64];
-  unsigned long long chunk = 0;
+  CUipcMemHandle handle;
+  CUmemGenericAllocationHandle chunk = 0;
   CUdeviceptr block;
   size_t i;
   for (i = 0; i < 4; i++) {
     int whole = !pooled || sizes[i] >= 100 * MIB;
     CU(MemAlloc(&block, sizes[i]));
-    CHECK_EQ(cu.IpcGetMemHandle(handle, block), whole ? 0 : CUDA_NOT_SUPPORTED);
-    CHECK_EQ(cu.IpcGetMemHandle(handle, block + 5), whole ? 0 : CUDA_NOT_SUPPORTED);
-    if (cu.MemRetainHandle != NULL) {
-      CHECK_EQ(cu.MemRetainHandle(&chunk, block), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.IpcGetMemHandle(&handle, block), whole ? 0 : CUDA_ERROR_NOT_SUPPORTED);
+    CHECK_EQ(cu.IpcGetMemHandle(&handle, block + 5), whole ? 0 : CUDA_ERROR_NOT_SUPPORTED);
+    if (cu.MemRetainAllocationHandle != NULL) {
+      CHECK_EQ(cu.MemRetainAllocationHandle(&chunk, (void *)(uintptr_t)block), CUDA_ERROR_INVALID_VALUE);
     }
     CU(MemFree(block));
-    CHECK_EQ(cu.IpcGetMemHandle(handle, block), CUDA_INVALID_VALUE);
+    CHECK_EQ(cu.IpcGetMemHandle(&handle, block), CUDA_ERROR_INVALID_VALUE);
   }
 }
 
@@ -290,9 +270,9 @@ static void memory_info(void) {
     CHECK_EQ(free_memory(), before);
   }
   /* As the driver bears it; the simulated one does not. */
-  CHECK_EQ(cu.MemGetInfo(NULL, &value), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemGetInfo(&value, NULL), CUDA_INVALID_VALUE);
-  CHECK_EQ(cu.MemGetInfo(NULL, NULL), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemGetInfo(NULL, &value), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemGetInfo(&value, NULL), CUDA_ERROR_INVALID_VALUE);
+  CHECK_EQ(cu.MemGetInfo(NULL, NULL), CUDA_ERROR_INVALID_VALUE);
 }
 
 /* Memory that the device still writes must not be anybody else's: the free waits, or the memory does. */
@@ -304,20 +284,20 @@ static void freed_under_work(void) {
     CUdeviceptr block, again[4];
     unsigned word = 0;
     int at;
-    CU(StreamCreate(&first, NON_BLOCKING));
-    CU(StreamCreate(&second, NON_BLOCKING));
+    CU(StreamCreate(&first, CU_STREAM_NON_BLOCKING));
+    CU(StreamCreate(&second, CU_STREAM_NON_BLOCKING));
     CU(MemAlloc(&block, sizes[i]));
     CHECK_EQ(sim.spin(first, 30000), 0);
-    CU(SetAsync(block, 0xAAAAAAAA, sizes[i] / 4, first));
+    CU(MemsetD32Async(block, 0xAAAAAAAA, sizes[i] / 4, first));
     CU(MemFree(block));
     for (at = 0; at < 4; at++) {
       CU(MemAlloc(&again[at], sizes[i]));
-      CU(SetAsync(again[at], 0xBBBBBBBB, sizes[i] / 4, second));
+      CU(MemsetD32Async(again[at], 0xBBBBBBBB, sizes[i] / 4, second));
     }
     CU(StreamSynchronize(first));
     CU(StreamSynchronize(second));
     for (at = 0; at < 4; at++) {
-      CU(ToHost(&word, again[at] + sizes[i] - 4, 4));
+      CU(MemcpyDtoH(&word, again[at] + sizes[i] - 4, 4));
       CHECK_EQ(word, 0xBBBBBBBB);
       CU(MemFree(again[at]));
     }
@@ -336,41 +316,41 @@ static void stream_ordered(void) {
     check_skip("this version has no stream-ordered memory");
     return;
   }
-  CU(StreamCreate(&stream, NON_BLOCKING));
-  CU(StreamCreate(&other, NON_BLOCKING));
+  CU(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CU(StreamCreate(&other, CU_STREAM_NON_BLOCKING));
   live = pooled ? stats_of_pool().live_blocks : 0;
   CU(MemAllocAsync(&block, 5 * MIB, stream));
   check_served(live);
   CHECK_EQ(sim.spin(stream, 20000), 0);
-  CU(SetAsync(block, 0x77, 5 * MIB / 4, stream));
+  CU(MemsetD32Async(block, 0x77, 5 * MIB / 4, stream));
   CU(MemFreeAsync(block, stream));
   CU(MemAllocAsync(&next, 5 * MIB, other));
-  CU(SetAsync(next, 0x88, 5 * MIB / 4, other));
+  CU(MemsetD32Async(next, 0x88, 5 * MIB / 4, other));
   CU(StreamSynchronize(other));
   CU(StreamSynchronize(stream));
-  CU(ToHost(&word, next, 4));
+  CU(MemcpyDtoH(&word, next, 4));
   CHECK_EQ(word, 0x88);
   CHECK_EQ(cu.MemGetAddressRange(&base, &size, next + 5), 0);
   CHECK_EQ(base, next);
   CHECK_EQ(size, 5 * MIB);
-  CHECK_EQ(attribute(CONTEXT, next), 0);
-  CHECK_EQ(attribute(RANGE_SIZE, next), 5 * MIB);
+  CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_CONTEXT, next), 0);
+  CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_RANGE_SIZE, next), 5 * MIB);
   /* Each kind of memory may be freed the other way. */
   CU(MemFree(next));
   CU(MemAlloc(&block, 100));
   CU(MemFreeAsync(block, stream));
-  CHECK_EQ(cu.MemFreeAsync(block, stream), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemFreeAsync(block, stream), CUDA_ERROR_INVALID_VALUE);
   /* The default streams are the current context's. */
   CU(MemAllocAsync(&block, 100, NULL));
   CU(CtxSetCurrent(NULL));
-  CHECK_EQ(cu.MemAllocAsync(&next, 100, NULL), CUDA_INVALID_CONTEXT);
-  CHECK_EQ(cu.MemFreeAsync(block, NULL), CUDA_INVALID_CONTEXT);
+  CHECK_EQ(cu.MemAllocAsync(&next, 100, NULL), CUDA_ERROR_INVALID_CONTEXT);
+  CHECK_EQ(cu.MemFreeAsync(block, NULL), CUDA_ERROR_INVALID_CONTEXT);
   CU(MemAllocAsync(&next, 100, stream));
   CU(MemFreeAsync(next, stream));
   CU(CtxSetCurrent(primary));
-  CU(MemFreeAsync(block, (CUstream)2));
+  CU(MemFreeAsync(block, CU_STREAM_PER_THREAD));
   CU(StreamSynchronize(stream));
-  CU(StreamSynchronize((CUstream)2));
+  CU(StreamSynchronize(CU_STREAM_PER_THREAD));
   CU(StreamDestroy(stream));
   CU(StreamDestroy(other));
 }
@@ -384,7 +364,7 @@ static void pieces_give_way(void) {
   for (i = 0; i < PIECES; i++) {
     CU(MemAlloc(&pieces[i], 16 * MIB));
   }
-  CHECK_EQ(cu.MemAlloc(&large, 4 * GIB), CUDA_OOM);
+  CHECK_EQ(cu.MemAlloc(&large, 4 * GIB), CUDA_ERROR_OUT_OF_MEMORY);
   for (i = 0; i < PIECES; i++) {
     CU(MemFree(pieces[i]));
   }
@@ -396,7 +376,7 @@ static void pieces_give_way(void) {
   CU(MemAlloc(&pieces[0], 16 * MIB));
   CU(MemFree(pieces[0]));
   /* What the pool does not serve has its memory too. */
-  CU(MemAllocManaged(&large, 7 * GIB, 1));
+  CU(MemAllocManaged(&large, 7 * GIB, CU_MEM_ATTACH_GLOBAL));
   CU(MemFree(large));
 }
 
@@ -411,7 +391,7 @@ static void freed_by_a_thread_without_context(void) {
   CU(MemAlloc(&block, 100000));
   CHECK_EQ(pthread_create(&thread, NULL, free_there, (void *)(uintptr_t)block), 0);
   pthread_join(thread, NULL);
-  CHECK_EQ(cu.MemFree(block), CUDA_INVALID_VALUE);
+  CHECK_EQ(cu.MemFree(block), CUDA_ERROR_INVALID_VALUE);
 }
 
 static void *churn(void *seed) {

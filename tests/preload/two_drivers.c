@@ -5,8 +5,6 @@
 
 #include "client.h"
 
-typedef CUresult (*alloc_function)(CUdeviceptr *ptr, size_t bytes);
-
 static int wrapped;
 
 static int is_in(void *function, const char *library) {
@@ -15,7 +13,7 @@ static int is_in(void *function, const char *library) {
 }
 
 static int call(void *function) {
-  alloc_function alloc;
+  __typeof__(&cuMemAlloc_v2) alloc;
   memcpy(&alloc, &function, sizeof function);
   return alloc(NULL, 100);
 }
@@ -37,7 +35,7 @@ static int fake_first(const char *path) {
   driver = driver_library(RTLD_LOCAL);
   function = dlsym(driver, "cuMemAlloc_v2");
   CHECK(is_in(function, "libcuda.so"));
-  CHECK_EQ(call(function), CUDA_NOT_INITIALIZED);
+  CHECK_EQ(call(function), CUDA_ERROR_NOT_INITIALIZED);
   return check_failures != 0;
 }
 
@@ -46,7 +44,7 @@ static int driver_first(const char *path) {
   const char *where = wrapped ? "libcudapool_preload.so" : "libcuda.so";
   function = dlsym(driver, "cuMemAlloc_v2");
   CHECK(is_in(function, where));
-  CHECK_EQ(call(function), CUDA_NOT_INITIALIZED);
+  CHECK_EQ(call(function), CUDA_ERROR_NOT_INITIALIZED);
   fake = need(dlopen(path, RTLD_NOW | RTLD_LOCAL), path);
   function = dlvsym(fake, "cuMemAlloc_v2", "FAKE_1");
   CHECK(is_in(function, "fake_driver.so"));
