@@ -30,7 +30,8 @@ all: lib preload ## Build the library and the preload shim
 
 lib: ## Build target/release/libcudapool.so
 	$(CARGO) build --release -p cudapool
-	@ln -sfn $(notdir $(lib)) $(dir $(lib))$(soname)
+	@# Only where it is not there: tests that run may be opening it.
+	@[ -L $(dir $(lib))$(soname) ] || ln -s $(notdir $(lib)) $(dir $(lib))$(soname)
 
 lib-debug: sim ## Build target/debug/libcudapool.so, which checks more, the order of locks among it
 	$(CARGO) build -p cudapool

@@ -116,5 +116,6 @@ shift
 only=("$@")
 # Nothing of the caller's may choose other options or devices.
 scrub
+need_wrapper
 each_run run
 finish

@@ -7,10 +7,12 @@
 #   silently COMMAND...            runs a command that must print nothing (exported: `attempt` starts other processes)
 #   verdict ok|FAILED|skipped NAME [REASON]
 #   skip_part NAME REASON          what a run that passed had to leave out
+#   need_wrapper                   ends the runner, skipped, where TEST_WRAPPER is not on this machine
 #   finish                         prints the counts and ends the runner: 0, 1 if a check failed, 77 if nothing ran
 #
 # Each verdict is one line, and goes as "RESULT TAB NAME TAB SECONDS TAB REASON" to the file that TEST_RESULTS names,
-# from which `make test` counts. TEST_SLOWER multiplies time limits.
+# from which `make test` counts. TEST_SUITE is put in front of names; TEST_UNIT says that unit.sh runs the runner.
+# TEST_SLOWER multiplies time limits.
 
 passed=0
 failed=0
@@ -38,7 +40,7 @@ limited() {
 
 keep_result() {
     if [[ -n ${TEST_RESULTS:-} ]]; then
-        printf '%s\t%s\t%s\t%s\n' "$1" "${2//$'\t'/ }" "${took:-0}" "${3//$'\t'/ }" >>"$TEST_RESULTS"
+        printf '%s\t%s\t%s\t%s\n' "$1" "${TEST_SUITE:+$TEST_SUITE/}${2//$'\t'/ }" "${took:-0}" "${3//$'\t'/ }" >>"$TEST_RESULTS"
     fi
 }
 
@@ -49,7 +51,7 @@ verdict() {
         *) failed=$((failed + 1)) ;;
     esac
     keep_result "$1" "$2" "${3:-}"
-    printf '%-7s %s%s%s\n' "$1" "$2" "${took:+, $took s}" "${3:+: $3}"
+    printf '%-7s %s%s%s\n' "$1" "${TEST_SUITE:+$TEST_SUITE/}$2" "${took:+, $took s}" "${3:+: $3}"
     took=
 }
 
@@ -106,8 +108,19 @@ silently() {
 }
 export -f silently
 
+need_wrapper() {
+    local program=${TEST_WRAPPER:-}
+    program=${program%% *}
+    if [[ -z $program ]] || command -v "$program" >/dev/null; then return; fi
+    verdict skipped "under $program" "$program is not on this machine"
+    finish
+}
+
 finish() {
-    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+    # The results of a unit are counted with all others.
+    if [[ -z ${TEST_UNIT:-} ]]; then
+        printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+    fi
     if ((failed)); then exit 1; fi
     if ((passed == 0)); then exit 77; fi
     exit 0

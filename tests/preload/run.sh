@@ -119,6 +119,7 @@ shift 2
 only=("$@")
 # Nothing of the caller's may choose other options, devices, or a mode.
 scrub
+need_wrapper
 export CUDASIM_MEMORY=8GiB
 while read -r mode variant program arguments; do
     if [[ -n $mode ]] && wanted "$program"; then
