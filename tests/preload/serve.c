@@ -200,15 +200,22 @@ static void attributes(void) {
   }
 }
 
+/* Of this thread's own time: programs that run beside this one make the clock tell nothing. */
+static double busy_ms(void) {
+  struct timespec time;
+  CHECK_EQ(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time), 0);
+  return (double)time.tv_sec * 1e3 + (double)time.tv_nsec / 1e6;
+}
+
 static double time_of_pairs(void) {
   CUdeviceptr block;
-  double start = now_ms();
+  double start = busy_ms();
   int i;
   for (i = 0; i < 2000; i++) {
     CU(MemAlloc(&block, 600));
     CU(MemFree(block));
   }
-  return now_ms() - start;
+  return busy_ms() - start;
 }
 
 /* Blocks that have been asked for their ids do not make the frees of others slow. */
