@@ -77,7 +77,7 @@ each_run() {
 }
 
 print_name() {
-    printf '%s\n' "${1%.plain}"
+    printf '%s\n' "$1"
 }
 
 # Whether this run is asked for at all.

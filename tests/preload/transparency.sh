@@ -76,7 +76,7 @@ check_lookup "$simulated" 'the simulated driver'
 
 runtime=$(runtime_folder)
 if [[ -z $runtime ]]; then
-    verdict skipped "NVIDIA's runtime library" 'it cannot be had'
+    verdict skipped "NVIDIA's runtime library" "NVIDIA's runtime library cannot be had"
 elif ! build_runtime_programs "$runtime"; then
     verdict FAILED "NVIDIA's runtime library" 'the programs on it cannot be built'
     runtime=
