@@ -21,6 +21,7 @@
 #[cfg(panic = "abort")]
 compile_error!("cudapool catches panics at its boundary: build it with panic = \"unwind\"");
 
+mod bytes;
 pub mod driver;
 pub mod error;
 pub mod ffi;

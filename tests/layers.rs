@@ -7,6 +7,7 @@ use std::{fs, iter};
 /// Lowest first. A module stands for those inside it that have no place of their own, and these may know each
 /// other.
 const LIBRARY: &[&str] = &[
+    "bytes",
     "error",
     "heap",
     "host_alloc",

@@ -4,11 +4,12 @@
 //! The result of the first try stands if that fails too. Covers what allocates device memory by name, and
 //! what needs some on the way: modules, contexts, graphs. In pool mode these stay the driver's as well.
 
+use crate::bytes::Size;
 use crate::hooks::{CuResult, Hook, code};
 use crate::mode::{self, Mode};
 use crate::pool::{self, CURRENT_DEVICE};
 use crate::real;
-use crate::text::{Size, say};
+use crate::text::say;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 /// The driver takes memory in pages of this size for itself.

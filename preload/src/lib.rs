@@ -32,6 +32,8 @@ mod abi;
 #[macro_use]
 mod hooks;
 mod alloc;
+#[path = "../../src/bytes.rs"]
+mod bytes;
 mod capture;
 mod contexts;
 mod elf;

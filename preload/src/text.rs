@@ -52,24 +52,6 @@ pub fn say(message: fmt::Arguments<'_>) {
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }
 
-/// A number of bytes for a reader: in the largest binary unit of which it is one at least, to a tenth.
-pub struct Size(pub u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-        let shifts = (1u32..).map(|n| 10 * n).zip(UNITS);
-        let Some((shift, unit)) = shifts.take_while(|(shift, _)| self.0 >> shift != 0).last() else {
-            return write!(f, "{} B", self.0);
-        };
-        let tenths = (u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift;
-        match tenths % 10 {
-            0 => write!(f, "{} {unit}", tenths / 10),
-            tenth => write!(f, "{}.{tenth} {unit}", tenths / 10),
-        }
-    }
-}
-
 /// Text of others, which need not be UTF-8 nor a single line: what cannot be shown is a question mark.
 pub struct Shown<'a>(&'a [u8]);
 
