@@ -6,9 +6,9 @@
 // Always on the simulated driver, which times its own calls, so that what is compared is the pool's
 // own share of the processor time. A row that fails is measured again, and the least counts.
 //
-//   ladder [row]          up to 100,000 idle blocks, half a minute
-//   ladder --gate [row]   the same, held to a narrow bound
-//   ladder --short [row]  up to 30,000
+//   ladder [row]   up to 100,000 idle blocks, half a minute
+//     --short      up to 30,000
+//     --gate       held to a narrow bound
 //
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include <malloc.h>
@@ -457,13 +457,20 @@ int check_rows(const std::vector<uint64_t> &counts, const std::string &only) {
 
 int main(int argc, char **argv) {
   try {
-    const std::string mode = argc > 1 ? argv[1] : "";
-    const bool row = argc == 4 && mode == "--row";
-    const bool short_run = mode == "--short", gate = mode == "--gate";
-    if (gate) tolerance = kTolerance;
-    if (!row && argc > 1 + (short_run || gate) + 1) {
-      fprintf(stderr, "usage: %s [--short | --gate] [row]\n", argv[0]);
-      return 2;
+    const bool row = argc == 4 && strcmp(argv[1], "--row") == 0;
+    bool short_run = false;
+    std::string only;
+    for (int i = 1; i < argc && !row; ++i) {
+      if (strcmp(argv[i], "--short") == 0) {
+        short_run = true;
+      } else if (strcmp(argv[i], "--gate") == 0) {
+        tolerance = kTolerance;
+      } else if (i + 1 == argc && argv[i][0] != '-') {
+        only = argv[i];
+      } else {
+        fprintf(stderr, "usage: %s [--short] [--gate] [row]\n", argv[0]);
+        return 2;
+      }
     }
     setenv("CUDASIM_MEMORY", std::to_string(kDevice).c_str(), 1);
     // Always the simulated driver; "active" is what it makes of itself.
@@ -471,7 +478,6 @@ int main(int argc, char **argv) {
     if (state == nullptr || strcmp(state, "active") != 0) setenv("CUDAPOOL_SIM", "1", 1);
     driver::choose(argv);
     if (row) return run_row(argv[2], strtoull(argv[3], nullptr, 10));
-    const std::string only = argc > 1 + (short_run || gate) ? argv[1 + (short_run || gate)] : "";
     return check_rows({10, 1000, short_run ? 30000u : 100000u}, only);
   } catch (const std::exception &error) {
     fprintf(stderr, "ladder: %s\n", error.what());
