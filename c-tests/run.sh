@@ -71,7 +71,7 @@ each_run() {
     local program limit variants variant
     while read -r program limit variants; do
         for variant in $variants; do
-            "$@" "$program${variant/#/.}" "$program" "$limit" "$variant"
+            "$@" "$program.$variant" "$program" "$limit" "$variant"
         done
     done <<<"$runs"
 }

@@ -5,9 +5,7 @@
 //! process's. Every allocation, free and trim of every check goes through [`Lab`], which holds the library to
 //! a model of what is live: no overlap, right counters, and exactly the memory that the driver says it gave.
 
-// Opening the driver and starting processes is what the simulated driver's own tests do too. They are of
-// another edition, whose formatting differs.
-#[rustfmt::skip]
+// Opening the driver and starting processes is what the simulated driver's own tests do too.
 #[path = "../sim/tests/common/mod.rs"]
 mod common;
 

@@ -465,7 +465,7 @@ pub fn expect_death(output: Option<Output>, signal: i32, text: &str) {
 /// Defines tests, each with knobs of its own: `name ["VARIABLE" = "value"] { body }`.
 #[macro_export]
 macro_rules! tests {
-    ($($(#[$meta:meta])* $name:ident [$($variable:literal = $value:expr_2021),*] $body:block)*) => {
+    ($($(#[$meta:meta])* $name:ident [$($variable:literal = $value:expr),*] $body:block)*) => {
         $(
             $(#[$meta])*
             #[test]
