@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Runs the C and C++ consumers, which `make c-tests` has built, each in its variants of the environment. Usage:
+# Runs the C and C++ consumers, which `make c-tests` has built, each in its variants of the environment.
+# Usage:
 #
 #   c-tests/run.sh DIRECTORY [PROGRAM | PROGRAM.VARIANT]...
 #   c-tests/run.sh --list              # all of them, those that take longest first
 #
-# One line per run, what a failing program printed below its line, and the count last. The loader must find the
-# libraries (LD_LIBRARY_PATH). TEST_WRAPPER is put in front of each program (valgrind), TEST_SLOWER multiplies the
-# time limits, CTEST_SKIP names programs that the wrapper cannot run. With CTEST_REAL=1, for a real driver, the
-# variants that turn knobs of the simulated one are left out. After CTEST_SECONDS nothing more is started; CTEST_MOST
-# bounds each time limit. CTEST_THOROUGH=1 has faults and hostoom fail each call, and not a spread of them: minutes.
+# One line per run, what a failing program printed below its line, and the count last. The loader must find
+# the libraries (LD_LIBRARY_PATH). TEST_WRAPPER is put in front of each program (valgrind), TEST_SLOWER
+# multiplies the time limits, CTEST_SKIP names programs that the wrapper cannot run. With CTEST_REAL=1, for
+# a real driver, the variants that turn knobs of the simulated one are left out. After CTEST_SECONDS nothing
+# more is started; CTEST_MOST bounds each time limit. CTEST_THOROUGH=1 has faults and hostoom fail each
+# call, and not a spread of them: minutes.
 set -uo pipefail
 
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
@@ -26,7 +28,8 @@ declare -rA environment_of=(
     [devices]=CUDASIM_DEVICES=2
 )
 
-# Program | time limit in seconds | variants. Those that take longest come first: runs side by side then end together.
+# Program | time limit in seconds | variants. Those that take longest come first: runs side by side then end
+# together.
 readonly runs='
 wait_minute      120 plain
 ordering         120 plain malloc cuda11

@@ -35,7 +35,9 @@ import ast, re
 for block in re.findall(r"```python\n(.*?)```", open("README.md", encoding="utf-8").read(), re.S):
     tree = ast.parse(block)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id.startswith("cudapool"):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+            continue
+        if node.value.id.startswith("cudapool"):
             module = ast.parse(open(f"examples/python/{node.value.id}.py", encoding="utf-8").read())
             names = [each.name for each in module.body if isinstance(each, (ast.FunctionDef, ast.ClassDef))]
             assert node.attr in names, f"{node.value.id} has no {node.attr}"

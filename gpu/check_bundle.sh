@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Checks what a bundle must keep: its size, and that its programs run on systems with glibc 2.36. Usage: check_bundle.sh BUNDLE
+# Checks what a bundle must keep: its size, and that its programs run on systems with glibc 2.36. Usage:
+# check_bundle.sh BUNDLE
 #
-# Built on a machine with a newer glibc the programs may need that one; then this says so, and GPU_BUNDLE_GLIBC=any lets it pass.
+# Built on a machine with a newer glibc the programs may need that one; then this says so, and
+# GPU_BUNDLE_GLIBC=any lets it pass.
 set -euo pipefail
 
 readonly MOST_MIB=40

@@ -1,4 +1,5 @@
-# report.sh: what `run` writes at its end, as JSON and as Markdown. Sourced by it; takes `rows`, `figures`, `bad` and the logs from there.
+# report.sh: what `run` writes at its end, as JSON and as Markdown. Sourced by it; takes `rows`, `figures`,
+# `bad` and the logs from there.
 
 json_string() {
     # Byte by byte: a program may print what is no text in any encoding.

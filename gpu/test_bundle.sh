@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs a copy of the bundle in its short form, in a bare place and without Rust, on the simulated driver: everything must pass there
-# and be as simulated. Usage: test_bundle.sh BUNDLE DIRECTORY_OF_THE_SIMULATED_DRIVER
+# Runs a copy of the bundle in its short form, in a bare place and without Rust, on the simulated driver:
+# everything must pass there and be as simulated. Usage: test_bundle.sh BUNDLE
+# DIRECTORY_OF_THE_SIMULATED_DRIVER
 set -euo pipefail
 
 bundle=$1
@@ -33,7 +34,8 @@ fail() {
 }
 
 code=0
-(cd "$bare/home" && "${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" "$place/run" --short --out "$bare/out") \
+(cd "$bare/home" && "${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" \
+    "$place/run" --short --out "$bare/out") \
     >"$bare/log" 2>&1 || code=$?
 if ((code)); then
     cat "$bare/log"
@@ -58,13 +60,15 @@ assert result_of[6, "a direct allocation"] == result_of[6, "a direct allocation,
 for step, name in ((6, "torch, native"), (7, "torch out of memory, native")):
     assert result_of[step, name] == "skipped", name
 names = [figure["name"] for figure in results["figures"]]
-assert "cuMemCreate, 512 MiB" in names and any(name.endswith("pool: reserved / live") for name in names), names
+assert "cuMemCreate, 512 MiB" in names, names
+assert any(name.endswith("pool: reserved / live") for name in names), names
 print(f"bundle: {sum(count.values())} checks in {results['seconds']} s, {len(results['figures'])} figures")
 END
 
 # The line of times is one that the simulated driver takes.
 latency=$(sed -n 's/^ *"latency": "\(.*\)",$/\1/p' "$bare/out/results.json")
-"${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" CUDASIM_LATENCY="$latency" "$place/bin/info" >"$bare/log" 2>&1 || {
+"${bare_environment[@]}" LD_LIBRARY_PATH="$simulated" CUDASIM_LATENCY="$latency" \
+    "$place/bin/info" >"$bare/log" 2>&1 || {
     cat "$bare/log"
     fail 'the simulated driver does not take the line of times'
 }
@@ -78,8 +82,8 @@ if ((code != 1)) || ! grep -q '^differs: ' "$bare/log"; then
     fail "a difference was not noticed ($code)"
 fi
 
-# A Python that does not work is not one without packages, whatever it prints; and a run that is ended says so,
-# and does not wait for what it ran (100 s).
+# A Python that does not work is not one without packages, whatever it prints; and a run that is ended says
+# so, and does not wait for what it ran (100 s).
 cat >"$bare/python" <<END
 #!$(command -v bash)
 case \$* in

@@ -1,18 +1,18 @@
 # lib.sh: what the runners of tests share: their verdict lines, time limits, environment and counts. Sourced.
 #
 #   usage                          prints the comment at the head of the runner and ends it with 2
-#   scrub                          takes away what the caller's environment would choose for the programs under test
+#   scrub                          takes away what the caller's environment would choose for programs under test
 #   limited SECONDS COMMAND...     runs a command without input, within that time (124 or 137: it was ended)
 #   attempt NAME SECONDS COMMAND.. the same, quietly, and gives its verdict; `output` is what it printed
-#   silently COMMAND...            runs a command that must print nothing (exported: `attempt` starts other processes)
+#   silently COMMAND...            runs a command that must print nothing (exported, for `attempt`)
 #   verdict ok|FAILED|skipped NAME [REASON]
 #   skip_part NAME REASON          what a run that passed had to leave out
 #   need_wrapper                   ends the runner, skipped, where TEST_WRAPPER is not on this machine
-#   finish                         prints the counts and ends the runner: 0, 1 if a check failed, 77 if nothing ran
+#   finish                         prints the counts and ends the runner: 0, 1: a check failed, 77: none ran
 #
-# Each verdict is one line, and goes as "RESULT TAB NAME TAB SECONDS TAB REASON" to the file that TEST_RESULTS names,
-# from which `make test` counts. TEST_SUITE is put in front of names; TEST_UNIT says that unit.sh runs the runner.
-# TEST_SLOWER multiplies time limits.
+# Each verdict is one line, and goes as "RESULT TAB NAME TAB SECONDS TAB REASON" to the file that
+# TEST_RESULTS names, from which `make test` counts. TEST_SUITE is put in front of names; TEST_UNIT says
+# that unit.sh runs the runner. TEST_SLOWER multiplies time limits.
 
 passed=0
 failed=0
@@ -40,7 +40,8 @@ limited() {
 
 keep_result() {
     if [[ -n ${TEST_RESULTS:-} ]]; then
-        printf '%s\t%s\t%s\t%s\n' "$1" "${TEST_SUITE:+$TEST_SUITE/}${2//$'\t'/ }" "${took:-0}" "${3//$'\t'/ }" >>"$TEST_RESULTS"
+        printf '%s\t%s\t%s\t%s\n' \
+            "$1" "${TEST_SUITE:+$TEST_SUITE/}${2//$'\t'/ }" "${took:-0}" "${3//$'\t'/ }" >>"$TEST_RESULTS"
     fi
 }
 

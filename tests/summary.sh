@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Counts what the units of a test run have left in a folder: what was skipped, each with its reason, what failed, and
-# the count last. Usage:
+# Counts what the units of a test run have left in a folder: what was skipped, each with its reason, what
+# failed, and the count last. Usage:
 #
 #   tests/summary.sh DIRECTORY UNIT...
 #
-# A unit without a result has failed. With STRICT=1, as in continuous integration, so has one that was skipped for a
-# reason that tests/allowed_skips does not know. Exit code 1 if anything failed.
+# A unit without a result has failed. With STRICT=1, as in continuous integration, so has one that was
+# skipped for a reason that tests/allowed_skips does not know. Exit code 1 if anything failed.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -2,10 +2,11 @@
 # Runs one unit of the test run, and prints what it says whole, however many run beside it. Usage:
 #
 #   tests/unit.sh check UNIT SECONDS COMMAND...      one check, whose exit code is its verdict
-#   tests/unit.sh show UNIT SECONDS COMMAND...       the same; what it prints is worth reading even if it passes
+#   tests/unit.sh show UNIT SECONDS COMMAND...       the same; what it prints is shown if it passes, too
 #   tests/unit.sh runner UNIT SECONDS COMMAND...     a runner, which gives its verdicts itself (tests/lib.sh)
 #
-# UNIT is SUITE/NAME. With TEST_RUN, a folder, its results go there, the exit code is 0, and tests/summary.sh judges.
+# UNIT is SUITE/NAME. With TEST_RUN, a folder, its results go there, the exit code is 0, and
+# tests/summary.sh judges.
 set -uo pipefail
 
 # shellcheck source=tests/lib.sh

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs real CUDA clients on the simulated driver: NVIDIA's cuda-bindings, and numba-cuda and cuda.core where they can be
-# had, these two also with their memory from the pool (examples/python).
+# Runs real CUDA clients on the simulated driver: NVIDIA's cuda-bindings, and numba-cuda and cuda.core where
+# they can be had, these two also with their memory from the pool (examples/python).
 #
-# One line per check, the count last; what packages cannot be had for is skipped. Exit code 1 if a check fails, 77 if
-# nothing could be checked. CUDASIM_LIBRARY names a build of the simulated driver in another place,
-# CUDAPOOL_LIBRARY one of the library.
+# One line per check, the count last; what packages cannot be had for is skipped. Exit code 1 if a check
+# fails, 77 if nothing could be checked. CUDASIM_LIBRARY names a build of the simulated driver in another
+# place, CUDAPOOL_LIBRARY one of the library.
 set -uo pipefail
 
 readonly LIMIT_S=120
@@ -52,8 +52,8 @@ main() {
     if [[ -e $root/target/venv/numba.installed ]]; then
         check "numba-cuda" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 "$python" "$here/numba_roundtrip.py"
         check_shimmed "numba-cuda" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 "$python" "$here/numba_roundtrip.py"
-        check "numba-cuda on the pool" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 NUMBA_CUDA_MEMORY_MANAGER=cudapool_numba \
-            "$python" "$here/numba_plugin.py"
+        check "numba-cuda on the pool" env NUMBA_CUDA_USE_NVIDIA_BINDING=0 \
+            NUMBA_CUDA_MEMORY_MANAGER=cudapool_numba "$python" "$here/numba_plugin.py"
     else
         verdict skipped numba-cuda 'numba-cuda cannot be had'
     fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the Python environment of the client tests, target/venv, with the pinned packages of
-# requirements.txt, and of requirements-numba.txt and requirements-core.txt where these can be had. The second run is
-# instant.
+# requirements.txt, and of requirements-numba.txt and requirements-core.txt where these can be had. The
+# second run is instant.
 #
 # The last line on standard output is the path of its interpreter. target/venv/numba.installed exists where
 # numba-cuda is there too, target/venv/core.installed where cuda.core is.
@@ -35,7 +35,8 @@ main() {
     for extra in numba core; do
         if ! is_installed "$extra"; then
             choose_pip
-            install "$extra" || printf 'left out: pip cannot install requirements-%s.txt here (see %s)\n' "$extra" "$log"
+            install "$extra" ||
+                printf 'left out: pip cannot install requirements-%s.txt here (see %s)\n' "$extra" "$log"
         fi
     done
     printf '%s\n' "$python"

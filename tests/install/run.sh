@@ -32,7 +32,8 @@ export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 [[ $(pkg-config --modversion cudapool) == "$version" ]] || fail 'the version of the pkg-config file'
 awk '$0 == "```c" { on = 1; next } $0 == "```" { if (on) exit } on' "$root/README.md" >"$prefix/program.c"
 read -ra flags <<<"$(pkg-config --cflags --libs cudapool)"
-(cd "$prefix" && "${CC:-cc}" -std=c99 program.c -o program "${flags[@]}") || fail 'the program does not compile'
+(cd "$prefix" && "${CC:-cc}" -std=c99 program.c -o program "${flags[@]}") ||
+    fail 'the program does not compile'
 
 export LD_LIBRARY_PATH=$prefix/lib:$root/target/sim
 # What the loader asks for, and where it finds it.

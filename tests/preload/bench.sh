@@ -3,7 +3,8 @@
 #
 #   tests/preload/bench.sh DIRECTORY SHIM [--short]
 #
-# The loader must find the simulated driver and libcudapool.so (LD_LIBRARY_PATH). --short leaves out what has no bound.
+# The loader must find the simulated driver and libcudapool.so (LD_LIBRARY_PATH). --short leaves out what
+# has no bound.
 set -euo pipefail
 
 # shellcheck source=tests/lib.sh
@@ -13,7 +14,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 directory=$1
 shim=$2
 # As in the demo: about what these take on a real device.
-readonly LATENCIES=cuMemAlloc=20us,cuMemFree=20us,cuMemCreate=30us,cuMemRelease=25us,cuMemMap=2us,cuMemSetAccess=40us,cuMemUnmap=35us
+latencies=cuMemAlloc=20us,cuMemFree=20us,cuMemCreate=30us,cuMemRelease=25us
+readonly LATENCIES=$latencies,cuMemMap=2us,cuMemSetAccess=40us,cuMemUnmap=35us
 scrub
 export CUDASIM_MEMORY=8GiB
 
@@ -23,7 +25,8 @@ LD_PRELOAD=$shim CUDAPOOL_PRELOAD=guard "$directory/bench"
 printf 'with assumed latencies: %s\n' "$LATENCIES"
 LD_PRELOAD=$shim CUDAPOOL_PRELOAD=pool CUDASIM_LATENCY=$LATENCIES "$directory/bench"
 
-# The start of a program: nothing preloaded, a library that does nothing, the shim; in turns, the best of each.
+# The start of a program: nothing preloaded, a library that does nothing, the shim; in turns, the best of
+# each.
 python3 - "$shim" "$directory/nothing.so" <<'END'
 import os, subprocess, sys, time
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs programs that have nothing to do with CUDA with the preload shim and without it: what they print and answer must be the same. Usage:
+# Runs programs that have nothing to do with CUDA with the preload shim and without it: what they print and
+# answer must be the same. Usage:
 #
 #   tests/preload/quiet.sh DIRECTORY SHIM
 #

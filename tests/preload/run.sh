@@ -4,9 +4,9 @@
 #   tests/preload/run.sh DIRECTORY SHIM [PROGRAM...]
 #   tests/preload/run.sh --list        # the programs
 #
-# One line per run, what a failing program printed below its line, and the count last. The loader must find the
-# simulated driver and libcudapool.so (LD_LIBRARY_PATH). TEST_WRAPPER is put in front of each program (valgrind),
-# TEST_SLOWER multiplies the time limits.
+# One line per run, what a failing program printed below its line, and the count last. The loader must find
+# the simulated driver and libcudapool.so (LD_LIBRARY_PATH). TEST_WRAPPER is put in front of each program
+# (valgrind), TEST_SLOWER multiplies the time limits.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,7 +15,8 @@ source "$here/../lib.sh"
 
 readonly LIMIT_S=60
 
-# mode of the shim (none: without it) | further environment | program and its arguments (@: a file of the directory)
+# mode of the shim (none: without it) | further environment | program and its arguments (@: a file of the
+# directory)
 runs='
 guard -                               constructor
 none  -                               guard dlsym refused
@@ -105,7 +106,8 @@ run() {
         name+=", $variant"
     fi
     # shellcheck disable=SC2086 # the wrapper is words
-    attempt "${name//$directory\//})" "$LIMIT_S" env "${environment[@]}" ${TEST_WRAPPER:-} "$directory/$program" "$@"
+    attempt "${name//$directory\//})" "$LIMIT_S" \
+        env "${environment[@]}" ${TEST_WRAPPER:-} "$directory/$program" "$@"
 }
 
 if [[ ${1:-} == --list ]]; then

@@ -52,21 +52,22 @@ trap 'rm -rf "$alone"' EXIT
 cp "$shim" "$alone/libcudapool_preload.so"
 
 on_driver=("LD_LIBRARY_PATH=$driver")
+on_shim=("${on_driver[@]}" "LD_PRELOAD=$shim")
 check "nothing is said by default" \
-    -- "${on_driver[@]}" LD_PRELOAD="$shim" "$directory/lonely" dlsym 100 0
+    -- "${on_shim[@]}" "$directory/lonely" dlsym 100 0
 check "a line at the first use (guard)" "cudapool_preload: guard mode, with $beside/libcudapool.so.0 and $driver/libcuda.so.1" \
-    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+    -- "${on_shim[@]}" CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "a line at the first use (pool), and the pool's own" \
     "cudapool_preload: pool mode, with $beside/libcudapool.so.0 and $driver/libcuda.so.1" "*device 0: the pool has begun, on *" \
-    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 1 0
+    -- "${on_shim[@]}" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 1 0
 check "nothing is said in off mode" \
-    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=off CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+    -- "${on_shim[@]}" CUDAPOOL_PRELOAD=off CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "a mode that is none" 'cudapool_preload: CUDAPOOL_PRELOAD is "guards", not guard, pool or off: nothing is done' \
-    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=guards CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+    -- "${on_shim[@]}" CUDAPOOL_PRELOAD=guards CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "a mode that is no text" 'cudapool_preload: CUDAPOOL_PRELOAD is "po?ol?", not guard, pool or off: nothing is done' \
-    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=$'po\xffol\n' CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
+    -- "${on_shim[@]}" CUDAPOOL_PRELOAD=$'po\xffol\n' CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 check "an option that is none" "cudapool_preload: *no_such_option*" \
-    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=no_such_option:1 "$directory/lonely" dlsym 100 0
+    -- "${on_shim[@]}" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=no_such_option:1 "$directory/lonely" dlsym 100 0
 check "preloaded by a relative path" "cudapool_preload: guard mode, with $beside/*libcudapool.so.0 and *" \
     -- -C "$beside" "${on_driver[@]}" LD_PRELOAD=./libcudapool_preload.so CUDAPOOL_CONF=log:info "$directory/lonely" dlsym 100 0
 # Folders whose names are no text, or long.
@@ -82,9 +83,9 @@ check "without the pool's library" "cudapool_preload: the pool's library cannot 
 check "without the pool's library in pool mode" "cudapool_preload: the pool's library cannot be used: *libcudapool.so*" \
     -- "${on_driver[@]}" LD_PRELOAD="$alone/libcudapool_preload.so" CUDAPOOL_PRELOAD=pool "$directory/lonely_direct" direct 100 0
 check "the pool's limit holds for the program" \
-    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=limit:1GiB "$directory/lonely" dlsym 2048 2
+    -- "${on_shim[@]}" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=limit:1GiB "$directory/lonely" dlsym 2048 2
 check "and what stays below it is served" \
-    -- "${on_driver[@]}" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=limit:1GiB "$directory/lonely" v2:12000 1000 0
+    -- "${on_shim[@]}" CUDAPOOL_PRELOAD=pool CUDAPOOL_CONF=limit:1GiB "$directory/lonely" v2:12000 1000 0
 
 # One line for each rescue, and one for the first use.
 said=$(LD_LIBRARY_PATH="$driver:$beside" LD_PRELOAD="$shim" CUDAPOOL_CONF=log:info "$directory/guard" dlsym rescued 2>&1 |

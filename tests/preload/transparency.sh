@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks that the preload shim changes nothing of what programs find and get from a driver: the lookup table, on the simulated driver and
-# on NVIDIA's real ones, and NVIDIA's real runtime library, dynamic and static, on these without a device. Usage:
+# Checks that the preload shim changes nothing of what programs find and get from a driver: the lookup
+# table, on the simulated driver and on NVIDIA's real ones, and NVIDIA's real runtime library, dynamic and
+# static, on these without a device. Usage:
 #
 #   tests/preload/transparency.sh DIRECTORY SHIM SIMULATED_LIBCUDA
 #
@@ -19,7 +20,8 @@ root=$(cd "$here/../.." && pwd)
 
 readonly LIMIT_S=120
 
-# Nothing of the caller's may choose a mode, options, or a device: with these the real driver finds none even where there is one.
+# Nothing of the caller's may choose a mode, options, or a device: with these the real driver finds none
+# even where there is one.
 scrub
 unset LD_LIBRARY_PATH
 export CUDA_VISIBLE_DEVICES=
@@ -45,7 +47,8 @@ check_runtime() {
         return
     fi
     for mode in guard pool off; do
-        with=$(observe env LD_LIBRARY_PATH="$driver:$runtime" LD_PRELOAD="$shim" CUDAPOOL_PRELOAD="$mode" "$@")
+        with=$(observe env LD_LIBRARY_PATH="$driver:$runtime" LD_PRELOAD="$shim" \
+            CUDAPOOL_PRELOAD="$mode" "$@")
         if [[ $with != "$without" ]]; then
             verdict FAILED "$name" "differs with the shim ($mode)"
             show "$(diff <(printf '%s\n' "$without") <(printf '%s\n' "$with"))"
@@ -60,14 +63,15 @@ runtime_folder() {
     local answer python
     answer=$("$root/tests/clients/setup.sh" 2>/dev/null) || return 0
     python=$(tail -n 1 <<<"$answer")
-    "$python" -c 'import pathlib, nvidia.cuda_runtime as r; print(pathlib.Path(list(r.__path__)[0]) / "lib")' 2>/dev/null
+    "$python" -c 'import nvidia.cuda_runtime as runtime; print(list(runtime.__path__)[0] + "/lib")' 2>/dev/null
 }
 
 build_runtime_programs() {
     local runtime=$1
     local -a flags=(-std=c99 -Wall -Wextra -O1 -g -D_GNU_SOURCE)
     "${CC:-cc}" "${flags[@]}" -DOPENED "$here/runtime.c" -o "$directory/runtime_opened" -ldl -pthread &&
-        "${CC:-cc}" "${flags[@]}" "$here/runtime.c" -o "$directory/runtime_linked" "$runtime"/libcudart.so.1[0-9] -pthread &&
+        "${CC:-cc}" "${flags[@]}" "$here/runtime.c" -o "$directory/runtime_linked" \
+            "$runtime"/libcudart.so.1[0-9] -pthread &&
         { [[ ! -e $runtime/libcudart_static.a ]] || "${CC:-cc}" "${flags[@]}" "$here/runtime.c" \
             -o "$directory/runtime_static" "$runtime/libcudart_static.a" -ldl -lrt -pthread; }
 }
@@ -99,9 +103,11 @@ for suites in "" bookworm trixie experimental; do
     if [[ -n $runtime ]]; then
         check_runtime "runtime library, opened, on driver $version" "${path%/*}" "$runtime" \
             "$directory/runtime_opened" "$(echo "$runtime"/libcudart.so.1[0-9])"
-        check_runtime "runtime library, linked, on driver $version" "${path%/*}" "$runtime" "$directory/runtime_linked"
+        check_runtime "runtime library, linked, on driver $version" "${path%/*}" "$runtime" \
+            "$directory/runtime_linked"
         if [[ -e $runtime/libcudart_static.a ]]; then
-            check_runtime "runtime library, static, on driver $version" "${path%/*}" "$runtime" "$directory/runtime_static"
+            check_runtime "runtime library, static, on driver $version" "${path%/*}" "$runtime" \
+                "$directory/runtime_static"
         fi
     fi
 done

@@ -2,8 +2,8 @@
 # Checks against NVIDIA's real driver library on a machine without a device: what libcudapool answers where
 # there is no driver and no device, and whether the simulated driver's lookup is the real one's.
 #
-# One line per check, the count last; what the real library cannot be had for is skipped. Exit code 1 if a check
-# fails, 77 if nothing could be checked.
+# One line per check, the count last; what the real library cannot be had for is skipped. Exit code 1 if a
+# check fails, 77 if nothing could be checked.
 #
 # CUDAPOOL_LIBRARY and CUDASIM_LIBRARY name builds in other places.
 set -uo pipefail
@@ -96,7 +96,8 @@ check_with_real_drivers() {
         else
             verdict skipped "no device, driver $version" "cuInit answers ${cu_init:-nothing} here"
         fi
-        attempt "lookup table of driver $version" "$LIMIT_S" python3 "$here/check_lookup.py" "$simulated" "$path"
+        attempt "lookup table of driver $version" "$LIMIT_S" \
+            python3 "$here/check_lookup.py" "$simulated" "$path"
     done
 }
 
