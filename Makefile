@@ -83,4 +83,4 @@ clean: ## Remove everything that was built
 	$(CARGO) clean
 
 help: ## List the targets
-	@sed -n "s/^\([a-z-]*\):.*## /\1: /p" $(MAKEFILE_LIST) | awk -F': ' '{ printf "  %-16s %s\n", $$1, $$2 }'
+	@sed -n "s/^\([a-z-]*\):.*## /\1\t/p" $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-16s %s\n", $$1, $$2 }'

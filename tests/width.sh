@@ -3,7 +3,8 @@
 #
 #   tests/width.sh [FILE...]      # without one: all files of the repository
 #
-# Tables of Markdown, lines with an address of the web, and the headers of published versions are as wide as they are.
+# Tables of Markdown, lines with an address of the web, and the headers of published versions are as wide as
+# they are.
 set -uo pipefail
 
 readonly MOST=110
