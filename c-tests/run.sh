@@ -64,6 +64,7 @@ dlopen            60 plain
 context           60 plain malloc
 context_lost      60 plain malloc
 context_second    60 plain malloc
+context_faults     60 plain malloc
 options           90 plain
 adapters          60 plain malloc devices cuda11
 torch_extension   60 plain

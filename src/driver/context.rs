@@ -15,13 +15,11 @@ pub struct Context {
 }
 
 /// The calling thread's current context, 0 if none.
-pub fn current_handle(api: &Api) -> Ctx {
+pub fn current_handle(api: &Api) -> Result<Ctx> {
     let mut handle = 0;
     // SAFETY: the pointer is to a local.
-    match unsafe { (api.ctx_current)(&mut handle) } {
-        code::SUCCESS => handle,
-        _ => 0,
-    }
+    check(api, unsafe { (api.ctx_current)(&mut handle) }, "cuCtxGetCurrent")?;
+    Ok(handle)
 }
 
 /// The device of the calling thread's current context, which there must be.
@@ -41,12 +39,19 @@ pub fn primary(api: &Api, device: i32) -> Result<Context> {
     let mut handle = 0;
     // SAFETY: the pointer is to a local.
     check(api, unsafe { (api.primary_retain)(&mut handle, device) }, "cuDevicePrimaryCtxRetain")?;
-    Ok(Context { handle, device, id: id_of(api, handle), primary: true })
+    let id = id_of(api, handle).inspect_err(|_| release_primary(api, device))?;
+    Ok(Context { handle, device, id, primary: true })
+}
+
+/// Gives back a reference that [`primary`] took.
+fn release_primary(api: &Api, device: i32) {
+    // SAFETY: takes no pointer, and the reference is the caller's of this function.
+    unsafe { (api.primary_release)(device) };
 }
 
 /// The calling thread's current context, or the primary one of device 0 if there is none.
 pub fn current_or_primary(api: &Api) -> Result<Context> {
-    let handle = current_handle(api);
+    let handle = current_handle(api)?;
     if handle == 0 {
         return primary(api, 0);
     }
@@ -62,19 +67,19 @@ pub fn of(api: &Api, handle: Ctx, device: i32) -> Result<Context> {
         if revived.handle == handle {
             return Ok(revived);
         }
+        release_primary(api, device);
         bail!(POOL_ERROR_CONTEXT_LOST, "the current context was destroyed");
     }
     // Asking for the primary context's handle means retaining it, so an inactive one is not asked for. The
     // reference is kept if it is the one that is used from now on.
-    let mut is_primary = false;
     if !is_primary_inactive(api, device) {
-        is_primary = primary(api, device)?.handle == handle;
-        if !is_primary {
-            // SAFETY: gives back the reference just taken.
-            unsafe { (api.primary_release)(device) };
+        let primary = primary(api, device)?;
+        if primary.handle == handle {
+            return Ok(primary);
         }
+        release_primary(api, device);
     }
-    Ok(Context { handle, device, id: id_of(api, handle), primary: is_primary })
+    Ok(Context { handle, device, id: id_of(api, handle)?, primary: false })
 }
 
 /// The context of a stream that is none of the default ones, where the driver tells it.
@@ -100,10 +105,14 @@ fn is_primary_inactive(api: &Api, device: i32) -> bool {
     result == code::SUCCESS && active == 0
 }
 
-fn id_of(api: &Api, handle: Ctx) -> Option<u64> {
+/// `None` where drivers do not number contexts. Where they do, a failure is not taken for that: the context
+/// would pass for another life of itself.
+fn id_of(api: &Api, handle: Ctx) -> Result<Option<u64>> {
+    let Some(ctx_id) = api.ctx_id else { return Ok(None) };
     let mut id = 0;
     // SAFETY: the pointer is to a local; the driver answers for dead contexts with an error.
-    (unsafe { api.ctx_id?(handle, &mut id) } == code::SUCCESS).then_some(id)
+    check(api, unsafe { ctx_id(handle, &mut id) }, "cuCtxGetId")?;
+    Ok(Some(id))
 }
 
 /// Whether the driver says that the context is destroyed or inactive. A failure to say is none.
@@ -123,17 +132,14 @@ impl Context {
 
     /// Whether this life of the context goes on, as far as the driver can tell.
     pub fn is_alive(&self, api: &Api) -> bool {
-        let other_life = || match (self.id, id_of(api, self.handle)) {
-            (Some(then), Some(now)) => then != now,
-            _ => false,
-        };
+        let other_life = || id_of(api, self.handle).is_ok_and(|now| now != self.id);
         let reset = || self.primary && is_primary_inactive(api, self.device);
         !(is_dead(api, self.handle) || reset() || other_life())
     }
 
     /// Calls `f` with this context current, and leaves the calling thread as it was.
     pub fn with<R>(&self, api: &Api, f: impl FnOnce() -> R) -> Result<R> {
-        if current_handle(api) == self.handle {
+        if current_handle(api)? == self.handle {
             return Ok(f());
         }
         // SAFETY: the handle was given by the driver; a destroyed one is answered with an error.

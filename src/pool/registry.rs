@@ -154,7 +154,7 @@ fn known_primary(pool: PoolId, device: i32) -> Option<&'static Arena> {
 
 /// The pool's arena in the calling thread's current context, made if there is none.
 pub fn current(api: &Api, pool: PoolId) -> Result<&'static Arena> {
-    let known = match context::current_handle(api) {
+    let known = match context::current_handle(api)? {
         // As the runtime does, a thread without a context works on device 0's primary one.
         0 => known_primary(pool, 0),
         handle => known(pool, handle),
@@ -168,7 +168,7 @@ pub fn current(api: &Api, pool: PoolId) -> Result<&'static Arena> {
 /// The pool's arena for a stream that no arena knows: of the stream's own context, where the driver tells it.
 pub fn for_stream(api: &Api, pool: PoolId, key: StreamKey) -> Result<&'static Arena> {
     match context::of_stream(api, key.handle) {
-        Some(handle) if handle != context::current_handle(api) => match known(pool, handle) {
+        Some(handle) if handle != context::current_handle(api)? => match known(pool, handle) {
             Some(arena) => Ok(arena),
             None => add(api, pool, context::by_handle(api, handle)?),
         },
@@ -178,7 +178,7 @@ pub fn for_stream(api: &Api, pool: PoolId, key: StreamKey) -> Result<&'static Ar
 
 /// The pool's arena on a device: of the current context if that is on it, else of the device's primary one.
 pub fn on_device(api: &Api, pool: PoolId, device: i32) -> Result<&'static Arena> {
-    let handle = context::current_handle(api);
+    let handle = context::current_handle(api)?;
     if handle != 0 && context::current_device(api)? == device {
         return current(api, pool);
     }
@@ -191,7 +191,7 @@ pub fn on_device(api: &Api, pool: PoolId, device: i32) -> Result<&'static Arena>
 /// The device that `POOL_DEVICE_CURRENT` or an ordinal means.
 pub fn device(api: &Api, device: i32) -> Result<i32> {
     match device {
-        -1 if context::current_handle(api) == 0 => Ok(0),
+        -1 if context::current_handle(api)? == 0 => Ok(0),
         -1 => context::current_device(api),
         0.. if device < driver::device_count() => Ok(device),
         0.. => bail!(

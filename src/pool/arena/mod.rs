@@ -200,8 +200,8 @@ impl Arena {
         let own = self.mapper.context.handle;
         match context::of_stream(api, key.handle) {
             Some(handle) => handle != own,
-            // The default streams are those of the current context.
-            None => !matches!(context::current_handle(api), handle if handle == 0 || handle == own),
+            // The default streams are those of the current context. One that cannot be told may be any.
+            None => !context::current_handle(api).is_ok_and(|handle| handle == 0 || handle == own),
         }
     }
 
