@@ -4,8 +4,9 @@
 #include "driver.h"
 
 static CUcontext context;
-/* Until a started thread waits; after how long who waits looks for what nobody tells it. */
-enum { START_MS = 60, LOOK_AGAIN_MS = 50 };
+/* Until a started thread waits; after how long who waits looks for what nobody tells it; until who was told
+ * answers. */
+enum { START_MS = 60, LOOK_AGAIN_MS = 50, TELL_MS = 4 };
 
 static void set_wait(unsigned milliseconds) {
   pool_options options = default_options();
@@ -244,7 +245,8 @@ static void end_pool(pool_t *pool) {
   CHECK_STATUS(POOL_OK, status);
 }
 
-/* Who waits in a pool without blocks is not in the way of its end, and is told of it soon, whether it is its turn or not. */
+/* Who waits in a pool without blocks is not in the way of its end, and is told of it at once, whether it is its
+ * turn or not. */
 static void a_pool_ends_while_its_requests_wait(void) {
   struct asker first, second;
   pool_options options = default_options();
@@ -261,12 +263,50 @@ static void a_pool_ends_while_its_requests_wait(void) {
   end_pool(pools[1]);
   finish(&second);
   CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, second.status);
-  CHECK(second.block == NULL && second.took_ms <= START_MS + LOOK_AGAIN_MS + 2);
+  CHECK(second.block == NULL && second.took_ms <= START_MS + TELL_MS);
   end_pool(pools[0]);
   finish(&first);
   CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, first.status);
-  CHECK(first.block == NULL && first.took_ms <= 2 * (START_MS + LOOK_AGAIN_MS + 2));
+  CHECK(first.block == NULL && first.took_ms <= 2 * (START_MS + TELL_MS));
   CHECK_STATUS(POOL_OK, pool_free(block));
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
+/* A request that the limit keeps waiting hears of a new one. */
+static void a_higher_limit_is_told(void) {
+  pool_options options = default_options();
+  uint64_t limit = options.limit_bytes;
+  struct asker asker;
+  options.oom_wait_ms = 20000;
+  options.limit_bytes = GIB;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  start(&asker, NULL, 2 * GIB, 0);
+  options.limit_bytes = limit;
+  CHECK_STATUS(POOL_OK, pool_configure(&options));
+  finish(&asker);
+  CHECK_STATUS(POOL_OK, asker.status);
+  CHECK(asker.took_ms <= START_MS + TELL_MS);
+  CHECK_STATUS(POOL_OK, pool_free(asker.block));
+  CHECK_TRIMS_TO_ZERO(0);
+}
+
+/* A context that goes ends the waits in it, as soon as anybody notices. */
+static void a_lost_context_is_told(void) {
+  struct asker asker;
+  CUcontext kept = context;
+  void *block = NULL;
+  set_wait(20000);
+  CU(CtxCreate(&context, 0, 0));
+  CHECK_STATUS(POOL_OK, pool_alloc(&block, 6 * GIB));
+  start(&asker, NULL, 6 * GIB, 0);
+  CU(CtxDestroy(context));
+  check_blocks_were_lost = 1;
+  context = kept;
+  CU(CtxSetCurrent(kept));
+  CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, pool_free(block));
+  finish(&asker);
+  CHECK_STATUS(POOL_ERROR_CONTEXT_LOST, asker.status);
+  CHECK(asker.block == NULL && asker.took_ms <= START_MS + TELL_MS);
   CHECK_TRIMS_TO_ZERO(0);
 }
 
@@ -320,6 +360,8 @@ int main(void) {
   RUN(small_requests_pass);
   RUN(a_limit_is_its_pools_own_matter);
   RUN(a_pool_ends_while_its_requests_wait);
+  RUN(a_higher_limit_is_told);
   RUN(no_wait_in_captures_and_callbacks);
+  RUN(a_lost_context_is_told);
   return driver_result();
 }

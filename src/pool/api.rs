@@ -2,10 +2,10 @@
 
 use super::arena::Arena;
 use super::arena::state::Counters;
-use super::oom::{climb, headroom, reclaim, report, waiters};
+use super::oom::{climb, headroom, reclaim, report};
 use super::options::{self, Options};
 use super::types::{AllocRequest, BlockInfo, FreeOrder, LEGACY, PoolId, StreamKey};
-use super::{registry, settings};
+use super::{registry, settings, waiters};
 use crate::driver::lifecycle::{self, ProcessState};
 use crate::driver::{self, Api};
 use crate::error::{Result, bail};
@@ -40,6 +40,7 @@ pub fn configure(new: Options) -> Result<()> {
     for arena in registry::living_of(PoolId::DEFAULT) {
         arena.lock()?.set_options(&new);
     }
+    waiters::tell();
     Ok(())
 }
 
@@ -220,7 +221,7 @@ pub fn free_on_stream(address: u64, stream: u64) -> Result<()> {
     if let (Some(arena), Some(api)) = (registry::only(), driver::loaded())
         && arena.free_fast(api, address, key)?
     {
-        tell_waiters();
+        waiters::tell();
         return Ok(());
     }
     free_anywhere(address, key)
@@ -239,15 +240,8 @@ fn free_anywhere(address: u64, key: StreamKey) -> Result<()> {
 fn free_in(api: &Api, arena: &Arena, address: u64, order: FreeOrder) -> Result<()> {
     registry::note_use(arena);
     arena.free(api, address, order, registry::is_one_context())?;
-    tell_waiters();
+    waiters::tell();
     Ok(())
-}
-
-#[inline]
-fn tell_waiters() {
-    if waiters::any() {
-        waiters::wake();
-    }
 }
 
 // ---- Blocks and streams ----

@@ -2,7 +2,7 @@
 //! runs out.
 //!
 //! The modules in the order in which each knows only those before it: [`types`], [`options`], [`settings`],
-//! [`arena`], [`registry`], [`pools`], [`oom`], [`api`], [`graphs`]. The boundary calls [`api`] and
+//! [`waiters`], [`arena`], [`registry`], [`pools`], [`oom`], [`api`], [`graphs`]. The boundary calls [`api`] and
 //! [`graphs`].
 
 pub mod api;
@@ -14,6 +14,7 @@ pub mod pools;
 pub mod registry;
 pub mod settings;
 pub mod types;
+pub mod waiters;
 
 // What the heap hands out, the arena can map.
 const _: () = assert!(crate::heap::PAGE == crate::vmem::PAGE);

@@ -6,7 +6,7 @@
 
 use super::options::{self, Options};
 use super::types::PoolId;
-use super::{registry, settings};
+use super::{registry, settings, waiters};
 use crate::driver;
 use crate::driver::lifecycle::{self, ProcessState};
 use crate::error::{Result, bail};
@@ -41,6 +41,7 @@ pub fn unpin(pool: PoolId) {
             state.unpin();
         }
     }
+    waiters::tell();
 }
 
 /// Whether nothing is live in the pool.
@@ -87,6 +88,8 @@ pub fn destroy(handle: u64) -> Result<()> {
         let _ = registry::check_alive(api, arena);
     }
     end(pool)?;
+    // Before the wait below: requests that wait in the pool wait for nothing now.
+    waiters::tell();
     // What the device still uses, or the driver does not take back now, goes with a later call.
     registry::empty_detached(api, options.deadline());
     Ok(())

@@ -7,8 +7,8 @@
 
 use super::arena::{Arena, next_use, state};
 use super::options::{Backend, Options};
-use super::settings;
 use super::types::{PoolId, StreamKey};
+use super::{settings, waiters};
 use crate::driver::context::{self, Context};
 use crate::driver::{self, Api, Ctx};
 use crate::error::{Result, Status, bail, fail};
@@ -306,6 +306,7 @@ fn lose(api: &Api, arena: &Arena) {
         let arena = ptr::from_ref(arena).cast_mut();
         let _ = ONLY.compare_exchange(arena, ptr::null_mut(), AcqRel, Relaxed);
         ONE_CONTEXT.store(false, Release);
+        waiters::tell();
     }
 }
 

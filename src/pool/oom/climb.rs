@@ -5,7 +5,7 @@
 //! in between.
 
 use super::report::{self, RungLog};
-use super::{callbacks, headroom, waiters};
+use super::{callbacks, headroom};
 use crate::driver::{Api, lifecycle};
 use crate::error::{Result, Status};
 use crate::heap::PAGE;
@@ -17,6 +17,7 @@ use crate::pool::options::Spill;
 use crate::pool::registry::{self, FreeEpochs, Turns};
 use crate::pool::settings;
 use crate::pool::types::AllocRequest;
+use crate::pool::waiters;
 use crate::sync::clock::{self, Moment};
 use core::time::Duration;
 
@@ -459,6 +460,14 @@ impl Climb<'_> {
         let mut pause = SHORTEST_PAUSE;
         loop {
             let seen = waiters::changes();
+            lifecycle::check_running()?;
+            if arena.is_lost() {
+                return Err(arena.lost_error());
+            }
+            // One whose turn it is not would only learn of it then.
+            if arena.lock()?.pool() != request.pool {
+                return Err(settings::gone());
+            }
             let first = place.is_first();
             if first {
                 match self.search_again()? {
@@ -478,14 +487,6 @@ impl Climb<'_> {
             } else {
                 place.sleep(seen, LOOK_AGAIN.min(left));
                 pause = SHORTEST_PAUSE;
-            }
-            lifecycle::check_running()?;
-            if arena.is_lost() {
-                return Err(arena.lost_error());
-            }
-            // One whose turn it is not would only learn of it then.
-            if arena.lock()?.pool() != request.pool {
-                return Err(settings::gone());
             }
         }
     }

@@ -6,4 +6,3 @@ pub mod climb;
 pub mod headroom;
 pub mod reclaim;
 pub mod report;
-pub mod waiters;

@@ -1,4 +1,5 @@
-//! Waiters: requests that found no memory and wait for what other threads free, first come first served.
+//! Waiters: requests that found no memory and wait for what others free or give back, first come first
+//! served. Whatever makes memory available, or the wait pointless, tells them.
 //!
 //! A free only looks at one counter unless somebody waits. No wake-up is lost: a waiter counts itself before
 //! it searches, and both the search and the free take the arena's lock, so that either the search sees the
@@ -33,7 +34,7 @@ struct Queue {
 }
 
 static QUEUE: Lock<Queue> = Lock::new(Rank::Waiters, Queue { waiting: [None; MAX_WAITERS], next: 0 });
-/// Counts frees while somebody waited, and changes of the queue. Waiters sleep on it.
+/// Counts what waiters were told, and changes of the queue. Waiters sleep on it.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -43,9 +44,17 @@ pub fn any() -> bool {
     COUNT.load(Relaxed) != 0
 }
 
-/// Tells the waiters that something was freed, or that the queue has changed.
+/// Tells the waiters, if there are any, that something was freed, given back or allowed, or that their pool or
+/// context has gone.
+#[inline]
+pub fn tell() {
+    if any() {
+        wake();
+    }
+}
+
 #[cold]
-pub fn wake() {
+fn wake() {
     CHANGES.fetch_add(1, Release);
     clock::wake_all(&CHANGES);
 }
