@@ -9,9 +9,8 @@
 # the libraries (LD_LIBRARY_PATH). TEST_WRAPPER is put in front of each program (valgrind), TEST_SLOWER
 # multiplies the time limits, CTEST_SKIP names programs that the wrapper cannot run. With CTEST_REAL=1, for
 # a real driver, the variants that turn knobs of the simulated one are left out. After CTEST_SECONDS nothing
-# more is started; CTEST_MOST bounds each time limit. With CTEST_CUT=1 a run that is going on then, or takes
-# longer than CTEST_CUT_AT, ends as skipped. CTEST_THOROUGH=1 has faults and hostoom fail each call, and not
-# a spread of them: minutes.
+# more is started; CTEST_MOST bounds each time limit. With CTEST_THOROUGH=SECONDS faults and hostoom fail
+# each call, and not a spread of them, as far as each gets in that time.
 set -uo pipefail
 
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
@@ -106,12 +105,7 @@ run() {
         return
     fi
     if ((limit > ${CTEST_MOST:-limit})); then limit=$CTEST_MOST; fi
-    if [[ ${CTEST_CUT:-0} == 1 ]]; then
-        local cut=$((CTEST_SECONDS - SECONDS)) TEST_SLOWER=1 CUT=0
-        if ((cut > ${CTEST_CUT_AT:-cut})); then cut=$CTEST_CUT_AT; fi
-        limit=$((limit * slower))
-        if ((cut < limit)); then limit=$cut CUT=1; fi
-    fi
+    limit=$((limit + ${CTEST_THOROUGH:-0}))
     # Programs about the end of the process must end without a word.
     if [[ $program == exit_* ]]; then command=(bash -c 'silently "$@"' - "${command[@]}"); fi
     attempt "${name%.plain}" "$limit" "${command[@]}"
@@ -128,6 +122,5 @@ only=("$@")
 # Nothing of the caller's may choose other options or devices.
 scrub
 need_wrapper
-slower=${TEST_SLOWER:-1}
 each_run run
 finish

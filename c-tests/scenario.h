@@ -19,37 +19,86 @@ struct trouble {
 /* A child's exit code where there is no nth call any more. */
 enum { EXIT_BEYOND = 42 };
 
-/* Runs `child` with an nth, from 1 on until there is no nth call any more, in a process of its own each, so that what one
- * fault leaves behind is not another's. This process must not have used the driver. With CTEST_THOROUGH=1 it is each nth;
- * else a spread: all of the first `density`, and then ever fewer, some `density` until twice as far. */
-static inline void scenario_each(int (*child)(const struct trouble *), struct trouble trouble, int density) {
-  enum { MOST = 20000, BROKEN = 2 };
-  const char *thorough = getenv("CTEST_THOROUGH");
-  int every = thorough != NULL && strcmp(thorough, "1") == 0;
-  int result = 0, broken = 0;
-  for (trouble.nth = 1; trouble.nth < MOST && broken < BROKEN; trouble.nth += every ? 1 : 1 + trouble.nth / density) {
-    pid_t pid = fork();
-    if (pid == 0) {
-      check_start_child();
-      alarm(CHILD_SECONDS);
-      _exit(child(&trouble));
-    }
-    result = wait_for_exit(pid);
-    if (result == EXIT_SKIPPED) {
-      printf("skipped: needs the simulated driver\n");
-      exit(EXIT_SKIPPED);
-    }
-    if (result == EXIT_BEYOND) {
-      return;
-    }
-    if (result != 0) {
-      broken++;
-      __atomic_add_fetch(&check_failures, 1, __ATOMIC_SEQ_CST);
-      fprintf(stderr, "  ... child ended with %d: %s fails %s call %d with %d\n", result, trouble.name,
-              trouble.sticky ? "from" : "in", trouble.nth, trouble.code);
+enum { SCENARIO_MOST_CALLS = 20000, SCENARIO_MOST_BROKEN = 2 };
+
+/* Runs `child` with one trouble, in a process of its own, so that what it leaves behind is not another's. This process
+ * must not have used the driver. Whether there was an nth call. */
+static inline int scenario_once(int (*child)(const struct trouble *), const struct trouble *trouble, int *broken) {
+  int result;
+  pid_t pid = fork();
+  if (pid == 0) {
+    check_start_child();
+    alarm(CHILD_SECONDS);
+    _exit(child(trouble));
+  }
+  result = wait_for_exit(pid);
+  if (result == EXIT_SKIPPED) {
+    printf("skipped: needs the simulated driver\n");
+    exit(EXIT_SKIPPED);
+  }
+  if (result != 0 && result != EXIT_BEYOND) {
+    ++*broken;
+    __atomic_add_fetch(&check_failures, 1, __ATOMIC_SEQ_CST);
+    fprintf(stderr, "  ... child ended with %d: %s fails %s call %d with %d\n", result, trouble->name,
+            trouble->sticky ? "from" : "in", trouble->nth, trouble->code);
+  }
+  return result != EXIT_BEYOND;
+}
+
+/* With CTEST_THOROUGH, the seconds that the program may take for it: each nth, and not a spread. */
+static struct {
+  time_t until; /* 0: not asked for */
+  int kinds, cut;
+} scenario_thorough;
+
+static inline void scenario_say_cut(void) {
+  if (scenario_thorough.cut > 0) {
+    printf("skipped: no time was left: %d of %d kinds of trouble struck only a spread of calls, or some more\n",
+           scenario_thorough.cut, scenario_thorough.kinds);
+  }
+}
+
+static inline void scenario_set_until(void) {
+  const char *seconds = getenv("CTEST_THOROUGH");
+  if (seconds != NULL && scenario_thorough.until == 0) {
+    scenario_thorough.until = time(NULL) + atoi(seconds);
+    atexit(scenario_say_cut);
+  }
+}
+
+/* Each nth, in passes that all go from the first to the last, until a share of the time is up. */
+static inline void scenario_each_nth(int (*child)(const struct trouble *), struct trouble trouble, int *broken) {
+  enum { PASSES = 32, SHARE = 32 };
+  time_t now = time(NULL), end = now + (scenario_thorough.until - now) / SHARE;
+  int first;
+  scenario_thorough.kinds++;
+  for (first = 1; first <= PASSES; first++) {
+    trouble.nth = first;
+    while (trouble.nth < SCENARIO_MOST_CALLS && *broken < SCENARIO_MOST_BROKEN &&
+           scenario_once(child, &trouble, broken)) {
+      now = time(NULL);
+      if (now > end || now >= scenario_thorough.until) {
+        scenario_thorough.cut++;
+        return;
+      }
+      trouble.nth += PASSES;
     }
   }
-  CHECK(broken > 0 || trouble.nth < MOST);
+}
+
+/* Runs `child` with an nth, from 1 on until there is no nth call any more: a spread, all of the first `density`, and
+ * then ever fewer, some `density` until twice as far; then each, where that is asked for. */
+static inline void scenario_each(int (*child)(const struct trouble *), struct trouble trouble, int density) {
+  int broken = 0;
+  scenario_set_until();
+  trouble.nth = 1;
+  while (trouble.nth < SCENARIO_MOST_CALLS && broken < SCENARIO_MOST_BROKEN && scenario_once(child, &trouble, &broken)) {
+    trouble.nth += 1 + trouble.nth / density;
+  }
+  CHECK(broken > 0 || trouble.nth < SCENARIO_MOST_CALLS);
+  if (scenario_thorough.until != 0) {
+    scenario_each_nth(child, trouble, &broken);
+  }
 }
 
 struct scenario {

@@ -12,8 +12,7 @@
 #
 # Each verdict is one line, and goes as "RESULT TAB NAME TAB SECONDS TAB REASON" to the file that
 # TEST_RESULTS names, from which `make test` counts. TEST_SUITE is put in front of names; TEST_UNIT says
-# that unit.sh runs the runner. With CUT=1 `attempt` takes a command that its limit ended for skipped.
-# TEST_SLOWER multiplies time limits.
+# that unit.sh runs the runner. TEST_SLOWER multiplies time limits.
 
 passed=0
 failed=0
@@ -92,12 +91,6 @@ attempt() {
             # Without a reason it is no skip that anyone could judge.
             verdict skipped "$name" "${parts[*]:-no reason was given}"
             ;;
-        124 | 137)
-            if [[ ${CUT:-0} == 1 ]]; then
-                verdict skipped "$name" 'its time was up before it ended'
-                return 77
-            fi
-            ;;&
         *)
             if ((code == 124 || code == 137)); then output+=$'\n'"ended after $took s"; fi
             verdict FAILED "$name" "exit code $code"

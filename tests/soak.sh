@@ -2,9 +2,10 @@
 # Runs what takes long, within a budget of time, on what `make soak` has built. Usage: tests/soak.sh SECONDS
 # HOST
 #
-# Each stage gets a share of the time that is left, so what one does not need goes to the next. What there
-# was no time for, or not enough, is listed as skipped. HOST is the folder of the build with
-# AddressSanitizer.
+# Each stage gets a share of the time that is left, so what one does not need goes to the next. A run that
+# has begun goes on to its end or to its own limit, so that one that hangs is told from one that had no time:
+# the last one may pass the budget. What there was no time for is listed as skipped. HOST is the folder of
+# the build with AddressSanitizer.
 set -uo pipefail
 
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
@@ -20,10 +21,8 @@ rm -rf "$TEST_RUN"
 mkdir -p "$TEST_RUN"
 units=()
 
-# `each` is the percent of its share that one run of the stage may take.
-#
 # Stage, percent of the time that is left, folders of libraries after the simulated driver's, command. In
-# the command, SHARE is what the stage may take.
+# the command, SHARE is what the stage may take; the thorough runs, as many as `thorough` says, divide it.
 stage() {
     local name=$1 percent=$2 libraries=$3 share
     shift 3
@@ -36,12 +35,13 @@ stage() {
     fi
     printf -- '---- %s: %d s\n' "$name" "$share"
     # The limit of the unit is only for what hangs.
-    LD_LIBRARY_PATH=$PWD/target/sim:$libraries CTEST_SECONDS=$share CTEST_CUT=1 CTEST_CUT_AT=$((share * ${each:-100} / 100)) \
+    if [[ -n ${thorough:-} ]]; then export CTEST_THOROUGH=$((share / thorough)); else unset CTEST_THOROUGH; fi
+    LD_LIBRARY_PATH=$PWD/target/sim:$libraries CTEST_SECONDS=$share \
         "$here/unit.sh" "${kind:-runner}" "$name" $((share + 3600)) "${@//SHARE/$share}"
 }
 
 kind=show stage release/wait_minute 25 "$PWD/target/release" target/c-tests/wait_minute SHARE
-CTEST_THOROUGH=1 TEST_SLOWER=10 each=25 stage release/thorough 35 "$PWD/target/release" \
+thorough=4 TEST_SLOWER=2 stage release/thorough 35 "$PWD/target/release" \
     c-tests/run.sh target/c-tests faults hostoom
 # Ranks of locks, overflow and invariants are checked in this build.
 CTEST_SKIP=wait_minute TEST_SLOWER=5 stage debug/c-tests 40 "$PWD/target/debug" c-tests/run.sh target/c-tests
