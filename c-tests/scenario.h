@@ -1,6 +1,6 @@
-/* scenario.h: one run through the library's functions while something goes wrong, for faults.c (the driver fails)
- * and hostoom.c (the host's memory fails). Whatever is answered: live blocks keep their contents, the counters stay
- * true, no block is lost, and once the trouble is over everything works and all memory goes back. */
+/* scenario.h: one run through the library's functions while something goes wrong, for faults.c (the driver
+ * fails) and hostoom.c (the host's memory fails). Whatever is answered: live blocks keep their contents, the
+ * counters stay true, no block is lost, and after the trouble everything works and all memory goes back. */
 
 #ifndef SCENARIO_H
 #define SCENARIO_H
@@ -19,15 +19,17 @@ struct trouble {
 /* A child's exit code where there is no nth call any more. */
 enum { EXIT_BEYOND = 42 };
 
-/* Runs `child` with an nth, from 1 on until there is no nth call any more, in a process of its own each, so that what one
- * fault leaves behind is not another's. This process must not have used the driver. With CTEST_THOROUGH=1 it is each nth;
- * else a spread: all of the first `density`, and then ever fewer, some `density` until twice as far. */
+/* Runs `child` with an nth, from 1 on until there is no nth call any more, in a process of its own each, so
+ * that what one fault leaves behind is not another's. This process must not have used the driver. With
+ * CTEST_THOROUGH=1 it is each nth; else a spread: all of the first `density`, and then ever fewer, some
+ * `density` until twice as far. */
 static inline void scenario_each(int (*child)(const struct trouble *), struct trouble trouble, int density) {
   enum { MOST = 20000, BROKEN = 2 };
   const char *thorough = getenv("CTEST_THOROUGH");
   int every = thorough != NULL && strcmp(thorough, "1") == 0;
   int result = 0, broken = 0;
-  for (trouble.nth = 1; trouble.nth < MOST && broken < BROKEN; trouble.nth += every ? 1 : 1 + trouble.nth / density) {
+  for (trouble.nth = 1; trouble.nth < MOST && broken < BROKEN;
+       trouble.nth += every ? 1 : 1 + trouble.nth / density) {
     pid_t pid = fork();
     if (pid == 0) {
       check_start_child();
