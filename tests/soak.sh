@@ -36,7 +36,8 @@ stage() {
     fi
     printf -- '---- %s: %d s\n' "$name" "$share"
     # The limit of the unit is only for what hangs.
-    LD_LIBRARY_PATH=$PWD/target/sim:$libraries CTEST_SECONDS=$share CTEST_CUT=1 CTEST_CUT_AT=$((share * ${each:-100} / 100)) \
+    LD_LIBRARY_PATH=$PWD/target/sim:$libraries CTEST_SECONDS=$share CTEST_CUT=1 \
+        CTEST_CUT_AT=$((share * ${each:-100} / 100)) \
         "$here/unit.sh" "${kind:-runner}" "$name" $((share + 3600)) "${@//SHARE/$share}"
 }
 
@@ -49,8 +50,9 @@ CTEST_SKIP=wait_minute TEST_SLOWER=5 stage debug/c-tests 40 "$PWD/target/debug" 
 ASAN_OPTIONS=detect_leaks=0 CTEST_SKIP='wait_minute hostoom' TEST_SLOWER=5 \
     stage asan/c-tests 60 "$PWD/target/asan/$host/release" c-tests/run.sh target/c-tests-asan
 # Those that do most with little time; the others take minutes each under valgrind.
-TEST_WRAPPER='valgrind -q --error-exitcode=9' TEST_SLOWER=20 stage valgrind/c-tests 100 "$PWD/target/release" \
-    c-tests/run.sh target/c-tests contract bad_input capture context options exit_atexit exit_static
+TEST_WRAPPER='valgrind -q --error-exitcode=9' TEST_SLOWER=20 \
+    stage valgrind/c-tests 100 "$PWD/target/release" c-tests/run.sh target/c-tests \
+    contract bad_input capture context options exit_atexit exit_static
 
 printf '\n%d s of %d\n' "$SECONDS" "$budget"
 exec "$here/summary.sh" "$TEST_RUN" "${units[@]}"
