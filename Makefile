@@ -55,8 +55,9 @@ include tests/install/Makefile.inc
 include gpu/Makefile.inc
 include tests/Makefile.inc
 
-fmt: ## Check the format
+fmt: ## Check the format, and that lines have at most 110 columns
 	$(CARGO) fmt --all --check
+	tests/width.sh
 
 lint: ## Check for what clippy warns of
 	$(CARGO) clippy --workspace --all-targets -- -D warnings

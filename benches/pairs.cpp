@@ -262,7 +262,7 @@ std::vector<Case> all_cases(const Bench &bench) {
                        }
                      });
                    }});
-  // No bound with two threads: an arena has one lock, so it depends on how often they meet, which is the machine's doing.
+  // No bound with two threads: how often they meet at the arena's one lock is the machine's doing.
   cases.push_back({"pair of 4 KiB, two threads", 0, true,
                    [&bench] { return time_two_threads(bench, 4 << 10, false); }});
   cases.push_back({"pair of 4 KiB, two threads on one stream", 0, true,

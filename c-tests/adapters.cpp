@@ -1,6 +1,6 @@
-// adapters.cpp: the functions for PyTorch, CuPy and ONNX Runtime, called through the very types that these runtimes keep
-// them in: what they hand out, what they answer where memory, device or driver fail, and that frees that cannot report
-// an error change nothing and end nothing.
+// adapters.cpp: the functions for PyTorch, CuPy and ONNX Runtime, called through the very types that these
+// runtimes keep them in: what they hand out, what they answer where memory, device or driver fail, and that
+// frees that cannot report an error change nothing and end nothing.
 
 #include "check.h"
 #include "driver.h"
@@ -24,7 +24,8 @@ const Malloc malloc = reinterpret_cast<void *(*)(size_t, int, CUstream_st *)>(
     reinterpret_cast<uintptr_t>(&pool_torch_alloc));
 const Free free = reinterpret_cast<void (*)(void *, size_t, int, CUstream_st *)>(
     reinterpret_cast<uintptr_t>(&pool_torch_free));
-const std::function<void()> reset = reinterpret_cast<void (*)()>(reinterpret_cast<uintptr_t>(&pool_torch_reset));
+const std::function<void()> reset =
+    reinterpret_cast<void (*)()>(reinterpret_cast<uintptr_t>(&pool_torch_reset));
 const std::function<void(double, int)> memory_fraction =
     reinterpret_cast<void (*)(double, int)>(reinterpret_cast<uintptr_t>(&pool_torch_memory_fraction));
 const std::function<void(void *, CUstream_st *)> record_stream =
@@ -330,7 +331,7 @@ void works_on_the_device_it_is_given() {
   if (count < 2) return;
   for (const Runtime &runtime : runtimes()) {
     if (!runtime.takes_device) continue;
-    // The current context stays that of device 0; the stream that torch names for another device is that device's.
+    // The current context stays that of device 0; the stream that torch names for another is that one's.
     const CUstream saved = torch_stream;
     CUcontext before = nullptr, after = nullptr;
     torch_stream = nullptr;

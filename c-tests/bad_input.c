@@ -1,5 +1,5 @@
-/* bad_input.c: what callers must not do, and what they get for it: the status of the contract, out-parameters in
- * their failure value, nothing changed, and for impossible sizes not even a driver call. */
+/* bad_input.c: what callers must not do, and what they get for it: the status of the contract, out-parameters
+ * in their failure value, nothing changed, and for impossible sizes not even a driver call. */
 
 #include "check.h"
 #include "driver.h"
@@ -275,7 +275,7 @@ static void pointers_that_are_no_blocks(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
-/* Memory of the pool that nobody has had yet: nothing was freed there, so nothing is freed twice. Must run first. */
+/* Memory of the pool that nobody has had yet: nothing there is freed twice. Must run first. */
 static void memory_that_never_was_a_block(void) {
   char *small = NULL, *large = NULL;
   CHECK_STATUS(POOL_OK, pool_alloc((void **)&small, 100));

@@ -1,6 +1,6 @@
-/* capture.c: allocation and free while streams are captured into graphs. No call of the pool may break a capture,
- * wait, or leave the thread's capture mode or current context changed. Whether memory can be had is the pool's
- * business (success or out of memory), but never another error. */
+/* capture.c: allocation and free while streams are captured into graphs. No call of the pool may break a
+ * capture, wait, or leave the thread's capture mode or current context changed. Whether memory can be had is
+ * the pool's business (success or out of memory), but never another error. */
 
 #include "check.h"
 #include "driver.h"
@@ -12,8 +12,8 @@ enum { SIZES = sizeof sizes / sizeof sizes[0] };
 static CUstream captured;
 static int non_blocking;
 
-/* The pool may not ask about a stream outside a call that carries it, and of a non-blocking one nothing else tells it
- * whether it is captured. */
+/* The pool may not ask about a stream outside a call that carries it, and of a non-blocking one nothing else
+ * tells it whether it is captured. */
 static void name_the_stream(void) {
   CHECK_STATUS(POOL_OK, pool_use_on_stream(NULL, captured));
 }
@@ -31,7 +31,8 @@ static void end(const char *file, int line) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   CU(StreamIsCapturing(captured, &status));
   check_equal((uint64_t)status, CU_STREAM_CAPTURE_STATUS_ACTIVE, "the capture is not active but", file, line);
-  check_equal((uint64_t)cu.StreamEndCapture(captured, &graph), 0, "the end of the capture answers", file, line);
+  check_equal((uint64_t)cu.StreamEndCapture(captured, &graph), 0,
+              "the end of the capture answers", file, line);
   check_that(graph != NULL, "a graph was captured", file, line);
   if (graph != NULL) {
     CU(GraphDestroy(graph));
@@ -127,7 +128,8 @@ static void *allocate_beside_the_capture(void *context) {
   for (round = 0; round < 20; round++) {
     for (i = 0; i < SIZES; i++) {
       void *block = (void *)0x5a5a;
-      int status = round % 2 ? pool_alloc(&block, sizes[i]) : pool_alloc_async(&block, sizes[i], CU_STREAM_PER_THREAD);
+      int status = round % 2 ? pool_alloc(&block, sizes[i])
+                             : pool_alloc_async(&block, sizes[i], CU_STREAM_PER_THREAD);
       if (status != POOL_ERROR_OUT_OF_MEMORY) {
         CHECK_STATUS(POOL_OK, status);
       }
@@ -184,8 +186,8 @@ static void out_of_memory_does_not_break_a_capture(void) {
   CU(StreamDestroy(other));
 }
 
-/* No memory of the captured stream is used while it is captured, and it is a non-blocking one: no driver call tells of such a
- * capture, so the pool is told, as the header says. */
+/* No memory of the captured stream is used while it is captured, and it is a non-blocking one: no driver call
+ * tells of such a capture, so the pool is told, as the header says. */
 static void captures_are_not_broken_once_the_pool_is_told(void) {
   CUcontext context = NULL;
   int mode;

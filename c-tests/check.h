@@ -1,6 +1,6 @@
 /* check.h: what every C test shares: checks that count instead of stopping, the statuses' names in what they
- * print, helpers around `pool_get_stats`. Compile with _GNU_SOURCE. With CHECK_WITHOUT_LIBRARY nothing in it calls
- * the library. */
+ * print, helpers around `pool_get_stats`. Compile with _GNU_SOURCE. With CHECK_WITHOUT_LIBRARY nothing in it
+ * calls the library. */
 
 #ifndef CHECK_H
 #define CHECK_H
@@ -124,7 +124,7 @@ static inline void sleep_ms(int milliseconds) {
   }
 }
 
-/* Lets a little time pass, if only those who wait make it pass otherwise: a loop that never waits calls it. */
+/* Lets a little time pass, if only those who wait make it pass otherwise: for loops that never wait. */
 static inline void let_time_pass(void) {
   if (time_is_virtual()) {
     check_clock.sleep_ns(1000);
@@ -192,7 +192,7 @@ static inline void start_thread(struct check_thread *thread, void *(*run)(void *
   CHECK_EQ(pthread_create(&thread->handle, NULL, check_thread_main, thread), 0);
 }
 
-/* What its function answered. The wait is one in the clock: in pthread_join this thread would hold time up. */
+/* What its function answered. The wait is one in the clock: pthread_join would hold time up. */
 static inline void *join_thread(struct check_thread *thread) {
   await_count(&thread->is_done, 1);
   CHECK_EQ(pthread_join(thread->handle, NULL), 0);
@@ -256,7 +256,7 @@ static inline int in_child(int (*run)(void)) {
 
 /* ---- counters ---- */
 
-/* Blocks that went with their context and were never freed. A test that loses some cannot say how many count. */
+/* Blocks that went with their context and were never freed. A test that loses some cannot count them. */
 static int check_blocks_were_lost;
 
 static inline pool_stats stats_of(int device) {
@@ -270,8 +270,8 @@ static inline pool_stats stats_of(int device) {
 /* What holds between the counters at every moment. */
 static inline int check_identity(const pool_stats *stats, const char *file, int line) {
   uint64_t parts = stats->live_bytes + stats->cached_bytes + stats->pending_bytes + stats->overhead_bytes;
-  int good = check_equal(stats->reserved_bytes, parts, "reserved is not live + cached + pending + overhead but",
-                         file, line);
+  int good = check_equal(stats->reserved_bytes, parts,
+                         "reserved is not live + cached + pending + overhead but", file, line);
   good &= check_that(stats->requested_bytes <= stats->live_bytes, "requested <= live", file, line);
   good &= check_that(stats->live_bytes <= stats->live_bytes_peak, "live <= its peak", file, line);
   good &= check_that(stats->reserved_bytes <= stats->reserved_bytes_peak, "reserved <= its peak", file, line);

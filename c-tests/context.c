@@ -1,5 +1,6 @@
-/* context.c: the caller's contexts and devices. The current context stays as it is; blocks belong to the context
- * they were allocated in and go with it; devices have counters of their own. Two devices where the driver has them. */
+/* context.c: the caller's contexts and devices. The current context stays as it is; blocks belong to the
+ * context they were allocated in and go with it; devices have counters of their own. Two devices where the
+ * driver has them. */
 
 #include "check.h"
 #include "driver.h"
@@ -192,7 +193,7 @@ static void check_lost(void **blocks) {
   }
 }
 
-/* The next generation: works, shares nothing with the old blocks, and goes back whole, the old memory included. */
+/* The next generation: works, shares nothing with the old blocks, and goes back whole with the old memory. */
 static void check_next_generation(void **old) {
   void *blocks[LOST];
   int i, j, status;

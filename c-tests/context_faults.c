@@ -1,6 +1,6 @@
-/* context_faults.c: a question about a context that the driver fails to answer is no answer. No living context is
- * taken for a lost one because of it, and no call for one that works on another device. Needs the simulated
- * driver. */
+/* context_faults.c: a question about a context that the driver fails to answer is no answer. No living
+ * context is taken for a lost one because of it, and no call for one that works on another device. Needs the
+ * simulated driver. */
 
 #include "check.h"
 #include "driver.h"
@@ -75,7 +75,7 @@ static void an_unknown_context_is_not_device_0(void) {
   CU(CtxSetCurrent(primary));
 }
 
-/* The default stream is the current context's: with that unknown, the device must have done all work on it. */
+/* The default stream is the current context's: with that unknown, the device must have done all work. */
 static void a_free_on_an_unknown_stream_waits(void) {
   CUcontext second = NULL;
   void *block, *again = NULL;

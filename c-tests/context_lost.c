@@ -1,5 +1,5 @@
-/* context_lost.c: a context goes at a bad moment: while another thread gets memory for it, while the driver refuses,
- * and while its memory is what a request needs. Whatever comes of the request, nothing may stay behind. */
+/* context_lost.c: a context goes at a bad moment: while another thread gets memory for it, while the driver
+ * refuses, and while its memory is what a request needs. Whatever comes of it, nothing may stay behind. */
 
 #include "check.h"
 #include "driver.h"
@@ -110,8 +110,8 @@ static void memory_of_a_lost_context_serves_the_next(void) {
   CHECK_EQ(sim.set_memory(0, total), 0);
 }
 
-/* A stream-ordered request that takes new memory notices the reset, although there is memory enough: its block must not be counted among
- * those that went with the old context. */
+/* A stream-ordered request that takes new memory notices the reset, although there is memory enough: its
+ * block must not be counted among those that went with the old context. */
 static void growth_notices_a_reset(void) {
   void *old = NULL, *new = NULL, *other = NULL;
   pool_block_info info;

@@ -1,13 +1,13 @@
-/* context_second.c: a second context on the device, and the primary context that is not the pool's to keep. What the
- * pool knows of contexts lasts as long as the process, so each test has one of its own. */
+/* context_second.c: a second context on the device, and the primary context that is not the pool's to keep.
+ * What the pool knows of contexts lasts as long as the process, so each test has one of its own. */
 
 #include "check.h"
 #include "driver.h"
 
 enum { OLD = 0x0badf00d, NEW = 0x600dda7a };
 
-/* A block of the second context, whose first use of the pool this is, is freed with a late write to come; the memory
- * handed out next with the first context current must keep what it gets. */
+/* A block of the second context, whose first use of the pool this is, is freed with a late write to come; the
+ * memory handed out next with the first context current must keep what it gets. */
 static int hand_over_from_the_second(int device_ordered) {
   const size_t size = 4 * MIB;
   CUcontext first = driver_start(0), second = NULL;
@@ -52,7 +52,8 @@ static void work_of_the_second_context_is_waited_for(void) {
   CHECK_EQ(in_child(stream_ordered), 0);
 }
 
-/* With everything said explicitly, on a stream of the context that is not current: the block is of the stream's context. */
+/* With everything said explicitly, on a stream of the context that is not current: the block is of the
+ * stream's context. */
 static int ask_for_the_other_context(void) {
   const size_t size = 4 * MIB;
   CUcontext first = driver_start(0), second = NULL;

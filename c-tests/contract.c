@@ -1,5 +1,5 @@
-/* contract.c: what every function promises on its good paths: results, out-parameters, struct sizes, counters,
- * the last error. Bad input is bad_input.c's. */
+/* contract.c: what every function promises on its good paths: results, out-parameters, struct sizes,
+ * counters, the last error. Bad input is bad_input.c's. */
 
 #include "check.h"
 #include "driver.h"
@@ -218,8 +218,8 @@ static void outgoing_structs_end_where_the_caller_says(void) {
         case 1: status = pool_query(block, (pool_block_info *)&out); break;
         default: status = pool_options_init((pool_options *)&out); break;
       }
-      /* In all of them the first field after the size ends at twice the size of a size_t; a struct that ends in
-       * it may be refused or not. */
+      /* In all of them the first field after the size ends at twice the size of a size_t; a struct that ends
+       * in it may be refused or not. */
       if (size < sizeof(size_t)) {
         CHECK_STATUS(POOL_ERROR_INVALID_ARGUMENT, status);
       } else if (size >= 2 * sizeof(size_t)) {

@@ -1,6 +1,6 @@
-// dlopen.cpp: a program that opens the library at run time, uses it, closes it and opens it again, from several
-// threads too. What the library knows survives, and nothing runs after a close that is not there any more. This
-// program alone is not linked with the library.
+// dlopen.cpp: a program that opens the library at run time, uses it, closes it and opens it again, from
+// several threads too. What the library knows survives, and nothing runs after a close that is not there any
+// more. This program alone is not linked with the library.
 
 #define CHECK_WITHOUT_LIBRARY
 #include "check.h"

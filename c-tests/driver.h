@@ -1,6 +1,6 @@
-/* driver.h: the CUDA driver for the C tests: opened at run time, so that the tests need no toolkit and see the
- * library as any program does. Works on a real driver and on the simulated one; the simulated one's knobs are in
- * `sim`, all NULL on a real driver. Include after check.h. */
+/* driver.h: the CUDA driver for the C tests: opened at run time, so that the tests need no toolkit and see
+ * the library as any program does. Works on a real driver and on the simulated one; the simulated one's knobs
+ * are in `sim`, all NULL on a real driver. Include after check.h. */
 
 #ifndef DRIVER_H
 #define DRIVER_H
@@ -47,8 +47,9 @@ static struct {
 
 #define CU(call) CHECK_EQ(cu.call, 0)
 
-/* The simulated driver keeps virtual time for the tests, so that they do not depend on the machine. Programs that check
- * no times, and whose threads are to race, define CHECK_HOST_TIME: who waits in virtual time does not meet who runs. */
+/* The simulated driver keeps virtual time for the tests, so that they do not depend on the machine. Programs
+ * that check no times, and whose threads are to race, define CHECK_HOST_TIME: who waits in virtual time does
+ * not meet who runs. */
 static inline void driver_clock(void) {
 #ifndef CHECK_HOST_TIME
   const struct cudasim_clock *clock;
@@ -156,8 +157,8 @@ static inline void fill(void *ptr, size_t bytes, unsigned value, CUstream stream
   CU(MemsetD32Async((CUdeviceptr)(uintptr_t)ptr, value, bytes / sizeof value, stream));
 }
 
-/* Whether the device memory holds the value now, all of it; says where it does not. The copy is a blocking one on
- * the legacy stream: work of blocking streams is waited for, so synchronise first where that matters. */
+/* Whether the device memory holds the value now, all of it; says where it does not. The copy is a blocking
+ * one on the legacy stream: work of blocking streams is waited for, so synchronise first if that matters. */
 static inline int holds(const void *ptr, size_t bytes, unsigned value) {
   static __thread unsigned words[16 * 1024];
   size_t at, i;
@@ -168,8 +169,8 @@ static inline int holds(const void *ptr, size_t bytes, unsigned value) {
     }
     for (i = 0; i < part / sizeof value; i++) {
       if (words[i] != value) {
-        fprintf(stderr, "%p + %llu: 0x%x, not 0x%x\n", ptr, (unsigned long long)(at + i * sizeof value), words[i],
-                value);
+        fprintf(stderr, "%p + %llu: 0x%x, not 0x%x\n", ptr, (unsigned long long)(at + i * sizeof value),
+                words[i], value);
         return 0;
       }
     }
@@ -191,8 +192,8 @@ static inline void check_stats_at(int device, int expect_idle, const char *file,
   pool_stats stats = stats_of(device);
   check_identity(&stats, file, line);
   if (on_sim()) {
-    check_equal(stats.reserved_bytes, (uint64_t)sim.used_bytes(device), "`reserved` is not what the driver says but",
-                file, line);
+    check_equal(stats.reserved_bytes, (uint64_t)sim.used_bytes(device),
+                "`reserved` is not what the driver says but", file, line);
   }
   if (expect_idle) {
     check_equal(stats.live_blocks, 0, "live blocks are not 0 but", file, line);

@@ -1,5 +1,5 @@
-/* exit_atexit.c: exit handlers that run before and after the library's own. Frees succeed and touch no driver;
- * allocations say that the process is going. Prints nothing when all is well; the runner checks that. */
+/* exit_atexit.c: exit handlers that run before and after the library's own. Frees succeed and touch no
+ * driver; allocations say that the process is going. Silent when all is well; the runner checks that. */
 
 #include "check.h"
 #include "driver.h"

@@ -1,5 +1,5 @@
-// exit_static.cpp: C++ objects with static and thread storage whose destructors free blocks, some constructed before
-// the library was used and so destroyed after its exit handler. Prints nothing when all is well.
+// exit_static.cpp: C++ objects with static and thread storage whose destructors free blocks, some constructed
+// before the library was used and so destroyed after its exit handler. Prints nothing when all is well.
 
 #include "check.h"
 #include "driver.h"

@@ -1,5 +1,5 @@
-/* exit_threads.c: main returns while threads are still allocating, freeing, and waiting for the device. The process
- * must end with main's exit code, soon, and without a word. Tried many times, as the moment differs. */
+/* exit_threads.c: main returns while threads are still allocating, freeing, and waiting for the device. The
+ * process must end with main's exit code, soon, and without a word. Tried often, as the moment differs. */
 
 #define CHECK_HOST_TIME /* its threads race */
 #include "check.h"

@@ -1,5 +1,5 @@
-/* faults.c: every driver call that the library makes fails once, and from there on, with "out of memory" and with
- * "unknown error". Needs the simulated driver. */
+/* faults.c: every driver call that the library makes fails once, and from there on, with "out of memory" and
+ * with "unknown error". Needs the simulated driver. */
 
 #include "check.h"
 #include "driver.h"
@@ -17,15 +17,14 @@ static int may(int status) {
 
 /* The functions that fail: those that a run of the scenario calls, and more that it may call one day. */
 static const char *const names[] = {
-    "cuCtxGetCurrent",   "cuCtxSetCurrent",  "cuCtxPushCurrent",   "cuCtxPopCurrent",    "cuCtxGetDevice",
-    "cuCtxGetId",        "cuCtxSynchronize", "cuCtxRecordEvent",   "cuCtxGetApiVersion", "cuStreamGetCtx",
-    "cuStreamGetId",     "cuStreamQuery",    "cuStreamWaitEvent",  "cuStreamIsCapturing", "cuStreamSynchronize",
-    "cuStreamGetCaptureInfo", "cuEventCreate", "cuEventRecord",    "cuEventQuery",       "cuEventSynchronize",
-    "cuEventDestroy",    "cuMemGetInfo",     "cuMemAlloc",         "cuMemFree",          "cuMemAddressReserve",
-    "cuMemAddressFree",  "cuMemCreate",      "cuMemRelease",       "cuMemMap",           "cuMemUnmap",
-    "cuMemSetAccess",    "cuThreadExchangeStreamCaptureMode", "cuDevicePrimaryCtxRetain",
-    "cuDevicePrimaryCtxGetState", "cuDeviceGetAttribute", "cuMemGetAddressRange", "cuPointerGetAttribute",
-    "cuGetErrorName",
+    "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetDevice",
+    "cuCtxGetId", "cuCtxSynchronize", "cuCtxRecordEvent", "cuCtxGetApiVersion", "cuStreamGetCtx",
+    "cuStreamGetId", "cuStreamQuery", "cuStreamWaitEvent", "cuStreamIsCapturing", "cuStreamSynchronize",
+    "cuStreamGetCaptureInfo", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventSynchronize",
+    "cuEventDestroy", "cuMemGetInfo", "cuMemAlloc", "cuMemFree", "cuMemAddressReserve", "cuMemAddressFree",
+    "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
+    "cuThreadExchangeStreamCaptureMode", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxGetState",
+    "cuDeviceGetAttribute", "cuMemGetAddressRange", "cuPointerGetAttribute", "cuGetErrorName",
 };
 enum { NAMES = sizeof names / sizeof names[0] };
 
@@ -128,9 +127,10 @@ static void all_calls_from_each_on(void) {
 
 /* The calls that the ladder is made of. */
 static void ladder_calls(void) {
-  static const char *const calls[] = {"cuMemCreate", "cuMemRelease", "cuMemMap",     "cuMemUnmap",   "cuMemSetAccess",
-                                      "cuMemAlloc",  "cuMemFree",    "cuMemGetInfo", "cuEventQuery", "cuCtxRecordEvent",
-                                      "cuMemAddressReserve", "cuMemAddressFree"};
+  static const char *const calls[] = {"cuMemCreate",      "cuMemRelease",        "cuMemMap",
+                                      "cuMemUnmap",       "cuMemSetAccess",      "cuMemAlloc",
+                                      "cuMemFree",        "cuMemGetInfo",        "cuEventQuery",
+                                      "cuCtxRecordEvent", "cuMemAddressReserve", "cuMemAddressFree"};
   size_t i;
   for (i = 0; i < sizeof calls / sizeof calls[0]; i++) {
     with_both_codes(in_the_ladder, calls[i], 0, 2);

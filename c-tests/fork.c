@@ -1,5 +1,6 @@
-/* fork.c: processes that fork. CUDA does not work in a child of a process that used it, and the child must learn
- * that from a status, whatever the parent's other threads were doing; everything else about fork goes on working. */
+/* fork.c: processes that fork. CUDA does not work in a child of a process that used it, and the child must
+ * learn that from a status, whatever the parent's other threads were doing; everything else about fork goes
+ * on working. */
 
 #define CHECK_HOST_TIME /* its threads race */
 #include "check.h"

@@ -1,5 +1,5 @@
-/* header_c99.c: the public header as C99 sees it, alone and first; its numbers, which callers have compiled into
- * them, and the layout of its structs. Needs no driver. */
+/* header_c99.c: the public header as C99 sees it, alone and first; its numbers, which callers have compiled
+ * into them, and the layout of its structs. Needs no driver. */
 
 #include "cudapool.h"
 

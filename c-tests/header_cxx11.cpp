@@ -8,15 +8,20 @@
 #include <type_traits>
 
 // What a runtime keeps beside its own `CUstream` or `cudaStream_t`, which are pointers to this struct.
-static_assert(std::is_same<decltype(pool_request::stream), CUstream_st *>::value, "streams pass without a cast");
-static_assert(std::is_same<decltype(pool_alloc(nullptr, 0)), pool_status>::value, "functions return pool_status");
+static_assert(std::is_same<decltype(pool_request::stream), CUstream_st *>::value,
+              "streams pass without a cast");
+static_assert(std::is_same<decltype(pool_alloc(nullptr, 0)), pool_status>::value,
+              "functions return pool_status");
 static_assert(std::is_same<decltype(pool_last_error(nullptr, 0)), std::size_t>::value, "lengths are size_t");
 
 // C callers copy these byte by byte; so may C++ callers.
-static_assert(std::is_standard_layout<pool_request>::value && std::is_trivial<pool_request>::value, "request");
-static_assert(std::is_standard_layout<pool_block_info>::value && std::is_trivial<pool_block_info>::value, "info");
+static_assert(std::is_standard_layout<pool_request>::value && std::is_trivial<pool_request>::value,
+              "request");
+static_assert(std::is_standard_layout<pool_block_info>::value && std::is_trivial<pool_block_info>::value,
+              "info");
 static_assert(std::is_standard_layout<pool_stats>::value && std::is_trivial<pool_stats>::value, "stats");
-static_assert(std::is_standard_layout<pool_options>::value && std::is_trivial<pool_options>::value, "options");
+static_assert(std::is_standard_layout<pool_options>::value && std::is_trivial<pool_options>::value,
+              "options");
 
 static_assert(offsetof(pool_request, struct_size) == 0, "struct_size comes first");
 static_assert(offsetof(pool_block_info, struct_size) == 0, "struct_size comes first");
@@ -24,8 +29,8 @@ static_assert(offsetof(pool_stats, struct_size) == 0, "struct_size comes first")
 static_assert(offsetof(pool_options, struct_size) == 0, "struct_size comes first");
 static_assert(POOL_OK == 0 && POOL_ERROR_OUT_OF_MEMORY == 200 && POOL_ERROR_INTERNAL == 900, "fixed numbers");
 
-// A function pointer of the header's type, as a program that opens the library has it, and a status switch that
-// the compiler checks for completeness.
+// A function pointer of the header's type, as a program that opens the library has it, and a status switch
+// that the compiler checks for completeness.
 static bool is_lifecycle(pool_status status) {
   switch (status) {
     case POOL_ERROR_FORKED:

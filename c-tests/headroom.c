@@ -1,6 +1,6 @@
-/* headroom.c: the headroom. Once somebody beside the pools has asked for memory, some is left free for the next time: as
- * much as was asked for, capped, fading, and never at the price of an own request. What others once wanted is remembered
- * as long as the process lives, so each test has one of its own. */
+/* headroom.c: the headroom. Once somebody beside the pools has asked for memory, some is left free for the
+ * next time: as much as was asked for, capped, fading, and never at the price of an own request. What others
+ * once wanted is remembered as long as the process lives, so each test has one of its own. */
 
 #include "check.h"
 #include "driver.h"
@@ -155,7 +155,8 @@ static size_t count_calls(void *user, int device, size_t wanted) {
   return 0;
 }
 
-/* With nothing idle an own request has the headroom: nobody is asked, nothing is waited for, and it is not out of memory. */
+/* With nothing idle an own request has the headroom: nobody is asked, nothing is waited for, and it is not
+ * out of memory. */
 static int own_requests_come_first(void) {
   CUstream stream;
   void *live, *old, *block;

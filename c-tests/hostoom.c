@@ -1,6 +1,7 @@
-/* hostoom.c: the host's memory runs out, at every allocation that the library makes: answers are success or "host
- * out of memory", never an abort, and frees always work. This program has the process's allocation functions; they
- * fail only where the library itself called them, so that the driver and the C library keep theirs. */
+/* hostoom.c: the host's memory runs out, at every allocation that the library makes: answers are success or
+ * "host out of memory", never an abort, and frees always work. This program has the process's allocation
+ * functions; they fail only where the library itself called them, so that the driver and the C library keep
+ * theirs. */
 
 #include "check.h"
 #include "driver.h"
@@ -154,7 +155,8 @@ static int later_use(const struct trouble *trouble) {
   return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 
-/* The ladder, with all that it has. Where its bookkeeping had no memory, a request may be out of device memory too. */
+/* The ladder, with all that it has. Where its bookkeeping had no memory, a request may be out of device
+ * memory too. */
 static int may_ladder(int status) {
   return may(status) || status == POOL_ERROR_OUT_OF_MEMORY;
 }
@@ -195,7 +197,7 @@ static int many_blocks(const struct trouble *trouble) {
   return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 
-/* The functions for runtimes, with a log that needs memory too: NULL, or a block; and nothing unwinds or aborts. */
+/* The functions for runtimes, with a log that needs memory too: NULL, or a block; no unwinding, no abort. */
 static int runtimes_functions(const struct trouble *trouble) {
   static int local;
   CUstream stream;

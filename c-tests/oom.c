@@ -1,6 +1,6 @@
-/* oom.c: when memory runs out. Idle memory is given up, whatever its size and whoever's it was; what is really too
- * much is answered as a code, with a reason, and nothing else changes. Every test runs twice: on a small device,
- * and on a device with room where a limit of the same kind is set. */
+/* oom.c: when memory runs out. Idle memory is given up, whatever its size and whoever's it was; what is
+ * really too much is answered as a code, with a reason, and nothing else changes. Every test runs twice: on a
+ * small device, and on a device with room where a limit of the same kind is set. */
 
 #include "check.h"
 #include "driver.h"
@@ -111,7 +111,8 @@ static void pending_frees_are_waited_for(void) {
     busy(one, 60);
     fill(old, size, 0x01d, one);
     CHECK_STATUS(POOL_OK, way % 2 ? pool_free(old) : pool_free_async(old, one));
-    CHECK_STATUS(POOL_OK, way / 2 ? pool_alloc(&new, size / 8 * 9 / 4 * 4) : pool_alloc_async(&new, size, two));
+    CHECK_STATUS(POOL_OK,
+                 way / 2 ? pool_alloc(&new, size / 8 * 9 / 4 * 4) : pool_alloc_async(&new, size, two));
     if (new != NULL) {
       fill(new, size, 0x4e5, two);
       CU(StreamSynchronize(two));
@@ -237,8 +238,8 @@ static void foreign_memory_leaves_the_rest(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
-/* Four threads whose largest blocks fit side by side: nobody may ever be refused, although each has to take the
- * memory that another one has just given up, and all are in the ladder at once. */
+/* Four threads whose largest blocks fit side by side: nobody may ever be refused, although each has to take
+ * the memory that another one has just given up, and all are in the ladder at once. */
 static void *take_and_give(void *number) {
   uint64_t random = 77 + (uint64_t)(uintptr_t)number;
   CUcontext context = NULL;
@@ -250,7 +251,8 @@ static void *take_and_give(void *number) {
     unsigned value = (unsigned)random_next(&random);
     void *block = NULL;
     int async = (int)random_below(&random, 2);
-    CHECK_STATUS(POOL_OK, async ? pool_alloc_async(&block, size, CU_STREAM_PER_THREAD) : pool_alloc(&block, size));
+    CHECK_STATUS(POOL_OK,
+                 async ? pool_alloc_async(&block, size, CU_STREAM_PER_THREAD) : pool_alloc(&block, size));
     if (block == NULL) {
       break;
     }

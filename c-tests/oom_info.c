@@ -13,7 +13,8 @@ static pool_oom_info info_now(void) {
 
 static pool_oom_info numbers_add_up(void) {
   pool_oom_info info = info_now();
-  CHECK_EQ(info.reserved_bytes, info.live_bytes + info.cached_bytes + info.pending_bytes + info.overhead_bytes);
+  CHECK_EQ(info.reserved_bytes,
+           info.live_bytes + info.cached_bytes + info.pending_bytes + info.overhead_bytes);
   CHECK_EQ(info.device_total_bytes, info.device_free_bytes + info.pools_bytes + info.foreign_bytes);
   return info;
 }
@@ -58,7 +59,8 @@ static void nothing_has_happened(void) {
 }
 
 static void the_program_holds_too_much(void) {
-  void *block = NULL, *weights = take(4 * GIB, "weights"), *cache = take(2 * GIB, "kv cache"), *rest = take(GIB, NULL);
+  void *weights = take(4 * GIB, "weights"), *cache = take(2 * GIB, "kv cache"), *rest = take(GIB, NULL);
+  void *block = NULL;
   pool_oom_info info;
   CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc(&block, 2 * GIB));
   info = explained(2 * GIB, POOL_ADVICE_USE_LESS);
@@ -106,7 +108,8 @@ static void the_limit_is_in_the_way(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
-/* Neither the limit nor the program is to blame where others hold what it keeps back, or the device is not done yet. */
+/* Neither the limit nor the program is to blame where others hold what it keeps back, or the device is not
+ * done yet. */
 static void advice_looks_further(void) {
   pool_options defaults = default_options(), options = defaults;
   CUstream slow = new_stream(CU_STREAM_NON_BLOCKING);

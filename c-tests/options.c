@@ -1,12 +1,13 @@
-/* options.c: the one table of options, from both sides: CUDAPOOL_CONF, read at first use and so tried in processes of
- * their own, and pool_configure. Unknown keys and bad values are errors with a reason, never ignored. */
+/* options.c: the one table of options, from both sides: CUDAPOOL_CONF, read at first use and so tried in
+ * processes of their own, and pool_configure. Unknown keys and bad values are errors with a reason, never
+ * ignored. */
 
 #include "check.h"
 #include "driver.h"
 
 #include <fcntl.h>
 
-/* Runs this program again, as `what` for that row of a table; with `lines_on_stderr`, counts what it printed. */
+/* Runs this program again, as `what` for that row of a table; `lines_on_stderr` counts what it printed. */
 static int child(const char *conf, const char *what, int row, int *lines_on_stderr) {
   int pipe_ends[2], result;
   pid_t pid;
@@ -357,8 +358,9 @@ int main(int argc, char **argv) {
   if (argc == 3) {
     int row = atoi(argv[2]);
     check_running = argv[1];
-    return strcmp(argv[1], "good") == 0 ? good_child(row) : strcmp(argv[1], "bad") == 0 ? bad_child(row)
-                                                                                        : without_vmm_child(row);
+    return strcmp(argv[1], "good") == 0  ? good_child(row)
+           : strcmp(argv[1], "bad") == 0 ? bad_child(row)
+                                         : without_vmm_child(row);
   }
   unsetenv("CUDAPOOL_CONF");
   driver_start(0);

@@ -1,5 +1,5 @@
-/* ordering.c: when freed memory may be used again. Each test has work in flight that writes late; a block handed
- * out too early shows as data overwritten. ordering_random.c does the same at random. */
+/* ordering.c: when freed memory may be used again. Each test has work in flight that writes late; a block
+ * handed out too early shows as data overwritten. ordering_random.c does the same at random. */
 
 #include "check.h"
 #include "driver.h"
@@ -102,7 +102,7 @@ static void legacy_stream_is_one_stream(void) {
 
 enum how { STREAM_ORDER, DEVICE_FREE, DEVICE_ALLOC, DEVICE_ORDER, HOWS };
 
-/* Old blocks with a late write on `from` are freed, new ones are written on `to`: they must keep what they got. */
+/* Old blocks with a late write on `from` are freed; new ones, written on `to`, must keep what they got. */
 static void hand_over(size_t size, CUstream from, CUstream to, enum how how) {
   enum { BLOCKS = 3 };
   void *old[BLOCKS], *new[BLOCKS];
@@ -129,7 +129,8 @@ static void hand_over(size_t size, CUstream from, CUstream to, enum how how) {
   CU(StreamSynchronize(from));
   for (i = 0; i < BLOCKS; i++) {
     if (!CHECK(holds(new[i], bytes, NEW))) {
-      fprintf(stderr, "  ... size %d from %p to %p, kind %d\n", (int)size, (void *)from, (void *)to, (int)how);
+      fprintf(stderr, "  ... size %d from %p to %p, kind %d\n", (int)size,
+              (void *)from, (void *)to, (int)how);
     }
     CHECK_STATUS(POOL_OK, pool_free_async(new[i], to));
   }
@@ -184,8 +185,8 @@ static void other_streams_wait_at_the_limit(void) {
   CU(StreamDestroy(to));
 }
 
-/* Neighbours become one free extent: it is finished with only when the later one is. `late` says which of the two is
- * still being written, `first` which one is freed first. */
+/* Neighbours become one free extent: it is finished with only when the later one is. `late` says which of the
+ * two is still being written, `first` which one is freed first. */
 static void neighbours(CUstream from, CUstream to, int late, int first) {
   const size_t size = 2 * MIB;
   void *pair[2], *guard = NULL, *other = NULL, *new = NULL;

@@ -1,6 +1,7 @@
-/* ordering_random.c: random sizes on several streams with work that runs late. Each block is filled by its stream,
- * copied out by the stream just before it is freed, and the copies are compared when the streams are done: a block
- * that overlapped another, or was handed out while older work could still write it, holds somebody else's mark. */
+/* ordering_random.c: random sizes on several streams with work that runs late. Each block is filled by its
+ * stream, copied out by the stream just before it is freed, and the copies are compared when the streams are
+ * done: a block that overlapped another, or was handed out while older work could still write it, holds
+ * somebody else's mark. */
 
 #include "check.h"
 #include "driver.h"

@@ -1,4 +1,4 @@
-/* pools.c: pools beside the default one. Their handles, options, limits, counters and blocks, and how they end. */
+/* pools.c: pools beside the default one. Their handles, options, limits, counters, blocks and ends. */
 
 #include "check.h"
 #include "driver.h"
@@ -99,7 +99,8 @@ static void blocks_are_of_their_pool(void) {
       CU(CtxSetCurrent(way == 3 ? NULL : way == 4 ? other : context));
       give(small[i]);
       CHECK_STATUS(POOL_OK, way == 0 ? pool_free(large[i]) : pool_free_async(large[i], way == 1 ? one : two));
-      CHECK_STATUS(POOL_OK, way == 0 ? pool_free(ordered[i]) : pool_free_async(ordered[i], way == 1 ? one : two));
+      CHECK_STATUS(POOL_OK,
+                   way == 0 ? pool_free(ordered[i]) : pool_free_async(ordered[i], way == 1 ? one : two));
       CHECK_EQ(pool_stats_of(pools[i], 0).live_blocks, 0);
       CHECK_EQ(pool_stats_of(pools[i], 0).live_bytes, 0);
     }
@@ -275,7 +276,7 @@ static void a_pool_with_live_blocks_is_not_destroyed(void) {
   check_all_gone();
 }
 
-/* What the device still uses is waited for; where that takes too long, it goes back later, and is not lost. */
+/* What the device still uses is waited for; what takes too long goes back later, and is not lost. */
 static void frees_under_way_outlive_the_pool(void) {
   CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   int way;
@@ -309,7 +310,8 @@ static void frees_under_way_outlive_the_pool(void) {
   CU(StreamDestroy(stream));
 }
 
-/* What is left goes back with a later call, and no pool's end waits for all that others have left, one after the other. */
+/* What is left goes back with a later call, and no pool's end waits for all that others have left, one after
+ * the other. */
 static void leftovers_go_back_later(void) {
   enum { POOLS = 5, SETTLE_MS = 300 };
   CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);

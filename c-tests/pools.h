@@ -1,5 +1,5 @@
-/* pools.h: pools beside the default one, for the C tests. A NULL pool is the default one everywhere. Include after
- * driver.h. */
+/* pools.h: pools beside the default one, for the C tests. A NULL pool is the default one everywhere. Include
+ * after driver.h. */
 
 #ifndef POOLS_H
 #define POOLS_H
@@ -88,9 +88,10 @@ static inline pool_oom_info oom_info(void) {
   return info;
 }
 
-/* All pools of the program, the default one among them, and what others hold on the device: each identity, and the sum
- * against the driver. Host memory is in the counters, but not on the device. */
-static inline void check_pools(pool_t *const *pools, int count, uint64_t foreign, const char *file, int line) {
+/* All pools of the program, the default one among them, and what others hold on the device: each identity,
+ * and the sum against the driver. Host memory is in the counters, but not on the device. */
+static inline void check_pools(pool_t *const *pools, int count, uint64_t foreign, const char *file,
+                               int line) {
   uint64_t sum = foreign;
   int i;
   for (i = 0; i < count; i++) {
@@ -100,7 +101,8 @@ static inline void check_pools(pool_t *const *pools, int count, uint64_t foreign
     sum += stats.reserved_bytes - stats.spilled_bytes;
   }
   if (on_sim()) {
-    check_equal(sum, (uint64_t)sim.used_bytes(0), "what the pools hold is not what the driver says but", file, line);
+    check_equal(sum, (uint64_t)sim.used_bytes(0),
+                "what the pools hold is not what the driver says but", file, line);
   }
 }
 

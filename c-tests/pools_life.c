@@ -30,7 +30,8 @@ static void *make_and_end_pools(void *number) {
     for (j = 0; j < 6; j++) {
       size_t size = random_size(&chance, 10 * MIB);
       blocks[j] = j % 2 ? take(pool, size) : take_on(pool, size, CU_STREAM_PER_THREAD);
-      fill(blocks[j], size < 4096 ? size & ~(size_t)3 : 4096, (unsigned)i * 16 + (unsigned)j, CU_STREAM_PER_THREAD);
+      fill(blocks[j], size < 4096 ? size & ~(size_t)3 : 4096, (unsigned)i * 16 + (unsigned)j,
+           CU_STREAM_PER_THREAD);
     }
     CHECK_STATUS(POOL_ERROR_IN_USE, pool_destroy(pool));
     CU(StreamSynchronize(CU_STREAM_PER_THREAD));
@@ -86,7 +87,7 @@ static void pools_come_and_go_beside_the_default_one(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
-/* One thread destroys the pool as soon as it can, others request from it until it is gone, and nothing gets lost. */
+/* One thread destroys the pool as soon as it can, others request until it is gone, and nothing gets lost. */
 static void *use_until_gone(void *pool) {
   uint64_t chance = 3 + (uint64_t)(uintptr_t)pool;
   int status = POOL_OK;
@@ -130,7 +131,7 @@ static void a_pool_ends_under_requests(void) {
 
 /* ---- contexts ---- */
 
-/* How many ways there are to lose a context: before 12.0 nothing tells that the primary one was reset and is back. */
+/* How many ways to lose a context: before 12.0 nothing tells that the primary one was reset and is back. */
 static int ways_to_lose(void) {
   int version = 0;
   CU(DriverGetVersion(&version));
@@ -202,7 +203,7 @@ static void a_pool_ends_after_its_context(void) {
   }
 }
 
-/* What the pools held in a context that is gone is not held any more: in what they say, and when memory runs out. */
+/* What pools held in a context that is gone is held no more: in what they say, and when memory runs out. */
 static void memory_of_lost_contexts_serves_others(void) {
   int how;
   if (!needs_sim()) {
@@ -241,14 +242,15 @@ static void memory_of_lost_contexts_serves_others(void) {
     take(limited, GIB - 20 * MIB);
     CU(CtxDestroy(context));
     CU(CtxSetCurrent(primary));
-    CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, SIZE_MAX, NULL)); /* counting does not ask the driver, this does */
+    /* Counting does not ask the driver, this does. */
+    CHECK_STATUS(POOL_OK, pool_trim(NULL, 0, SIZE_MAX, NULL));
     CHECK_EQ(pool_stats_of(limited, 0).live_bytes, 0);
     destroy(limited);
     CHECK_TRIMS_TO_ZERO(0);
   }
 }
 
-/* A thousand pools in a thousand contexts would not be possible; pools in lost contexts and destroyed ones are. */
+/* A thousand pools in a thousand contexts are too many; pools in lost contexts and destroyed ones are not. */
 static void contexts_and_pools_come_and_go(void) {
   int i;
   for (i = 0; i < 60; i++) {
@@ -280,7 +282,8 @@ static void a_capture_is_every_pools_matter(void) {
   }
   for (mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED; mode++) {
     for (told = 0; told < 2; told++) {
-      CUstream captured = new_stream(told ? CU_STREAM_NON_BLOCKING : 0), other = new_stream(CU_STREAM_NON_BLOCKING);
+      CUstream captured = new_stream(told ? CU_STREAM_NON_BLOCKING : 0);
+      CUstream other = new_stream(CU_STREAM_NON_BLOCKING);
       pool_options options = default_options();
       pool_t *one, *two;
       void *block = NULL, *inside, *before;

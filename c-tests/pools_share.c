@@ -1,5 +1,5 @@
-/* pools_share.c: pools of a device help each other. Idle memory of any pool serves any other, only as much as is
- * needed, of the one that was used least recently first. */
+/* pools_share.c: pools of a device help each other. Idle memory of any pool serves any other, only as much as
+ * is needed, of the one that was used least recently first. */
 
 #include "check.h"
 #include "driver.h"
@@ -48,7 +48,7 @@ static void idle_memory_serves_any_pool(void) {
   CU(CtxSetCurrent(first));
 }
 
-/* Three pools idle; what one request lacks comes from the one that was used least recently, and no more of it. */
+/* Three pools idle; what one request lacks, and no more, comes from the one that was used least recently. */
 static void the_least_recently_used_pool_gives_first(void) {
   int order, i;
   for (order = 0; order < 6; order++) {
@@ -193,7 +193,8 @@ static void advice_does_not_take_other_pools_for_the_limit(void) {
 
 /* ---- what is freed, but not finished with ---- */
 
-/* A stream of the pool itself is busy for long; another pool's memory can be had now, and it is not waited for the first. */
+/* A stream of the pool itself is busy for long; another pool's memory can be had now, and it is not waited
+ * for the first. */
 static void own_slow_frees_do_not_hide_other_pools_memory(void) {
   int way;
   for (way = 0; way < 3; way++) {
@@ -288,7 +289,8 @@ static void *use_a_pool(void *pool) {
   return NULL;
 }
 
-/* Emptying everything comes to an end although other pools are in use all the time, and so become the latest again and again. */
+/* Emptying everything comes to an end although other pools are in use all the time, and so become the latest
+ * again and again. */
 static void pools_in_use_do_not_keep_the_answer(void) {
   enum { THREADS = 3 };
   pool_t *pools[THREADS];
@@ -375,8 +377,8 @@ static void waits_end_while_others_go_on(void) {
   CHECK_STATUS(POOL_OK, pool_configure(&defaults));
 }
 
-/* Threads of three pools whose largest blocks fit side by side: nobody may be refused, although each has to take what
- * another pool has just become idle on, and all are in the ladder at once. */
+/* Threads of three pools whose largest blocks fit side by side: nobody may be refused, although each has to
+ * take what another pool has just become idle on, and all are in the ladder at once. */
 static void *take_turns(void *pool) {
   uint64_t chance = 3 + (uint64_t)(uintptr_t)pool;
   int i;

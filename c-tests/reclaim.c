@@ -1,5 +1,5 @@
-/* reclaim.c: memory given up for others. pool_reclaim for a foreign allocation beside the pool, and callbacks through which other
- * caches of the process give way to the pool. */
+/* reclaim.c: memory given up for others. pool_reclaim for a foreign allocation beside the pool, and callbacks
+ * through which other caches of the process give way to the pool. */
 
 #include "check.h"
 #include "driver.h"
@@ -133,7 +133,7 @@ static void callbacks_give_way_in_order(void) {
   add(&liar, 7);
   add(&second, 3);
   calls_in_all = 0;
-  /* 3 GiB are free: the first cache and the liar do not help enough, the second one does, the last one is spared. */
+  /* 3 GiB are free: the first cache and the liar are not enough, the second is, the last one is spared. */
   CHECK_STATUS(POOL_OK, pool_alloc(&block, 6 * GIB));
   CHECK_EQ(first.order, 1);
   CHECK_EQ(liar.order, 2);

@@ -1,5 +1,6 @@
-/* rungs.c: the rungs of the reclaim ladder one by one, in their order. Each test fails without its rung: a later one would
- * serve the request too, but at a price that the test sees. Rung 8 has wait.c, too, and rung 9 spill.c. */
+/* rungs.c: the rungs of the reclaim ladder one by one, in their order. Each test fails without its rung: a
+ * later one would serve the request too, but at a price that the test sees. Rung 8 has wait.c, too, and rung
+ * 9 spill.c. */
 
 #include "check.h"
 #include "driver.h"
@@ -262,7 +263,7 @@ static void without_callbacks_there_would_be_no_memory(void) {
   finish(NULL);
 }
 
-/* 7: everything, where as much as the request is not enough; before anything is waited for that others have. */
+/* 7: everything, where as much as the request is not enough; before any wait for what others have. */
 static void everything_idle_is_emptied_in_the_end(void) {
   pool_options options = default_options(), defaults = options;
   CUcontext second = NULL;
@@ -335,7 +336,7 @@ static void host_memory_is_the_last_resort(void) {
   finish(spilling);
 }
 
-/* 4, again: what other pools idle on is given up before the headroom is taken. Last, because a headroom fades slowly. */
+/* 4, again: what other pools idle on is given up before the headroom. Last, as a headroom fades slowly. */
 static void other_pools_give_before_the_headroom_does(void) {
   pool_options options = default_options(), defaults = options;
   CUstream streams[2];

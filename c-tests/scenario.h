@@ -1,6 +1,6 @@
-/* scenario.h: one run through the library's functions while something goes wrong, for faults.c (the driver fails)
- * and hostoom.c (the host's memory fails). Whatever is answered: live blocks keep their contents, the counters stay
- * true, no block is lost, and once the trouble is over everything works and all memory goes back. */
+/* scenario.h: one run through the library's functions while something goes wrong, for faults.c (the driver
+ * fails) and hostoom.c (the host's memory fails). Whatever is answered: live blocks keep their contents, the
+ * counters stay true, no block is lost, and after the trouble everything works and all memory goes back. */
 
 #ifndef SCENARIO_H
 #define SCENARIO_H
@@ -21,9 +21,11 @@ enum { EXIT_BEYOND = 42 };
 
 enum { SCENARIO_MOST_CALLS = 20000, SCENARIO_MOST_BROKEN = 2 };
 
-/* Runs `child` with one trouble, in a process of its own, so that what it leaves behind is not another's. This process
- * must not have used the driver. Whether there was an nth call. */
-static inline int scenario_once(int (*child)(const struct trouble *), const struct trouble *trouble, int *broken) {
+typedef int scenario_child(const struct trouble *trouble);
+
+/* Runs `child` with one trouble, in a process of its own, so that what it leaves behind is not another's. This
+ * process must not have used the driver. Whether there was an nth call. */
+static inline int scenario_once(scenario_child *child, const struct trouble *trouble, int *broken) {
   int result;
   pid_t pid = fork();
   if (pid == 0) {
@@ -53,7 +55,7 @@ static struct {
 
 static inline void scenario_say_cut(void) {
   if (scenario_thorough.cut > 0) {
-    printf("skipped: no time was left: %d of %d kinds of trouble struck only a spread of calls, or some more\n",
+    printf("skipped: no time was left: %d of %d kinds of trouble struck a spread of calls, not each\n",
            scenario_thorough.cut, scenario_thorough.kinds);
   }
 }
@@ -67,7 +69,7 @@ static inline void scenario_set_until(void) {
 }
 
 /* Each nth, in passes that all go from the first to the last, until a share of the time is up. */
-static inline void scenario_each_nth(int (*child)(const struct trouble *), struct trouble trouble, int *broken) {
+static inline void scenario_each_nth(scenario_child *child, struct trouble trouble, int *broken) {
   enum { PASSES = 32, SHARE = 32 };
   time_t now = time(NULL), end = now + (scenario_thorough.until - now) / SHARE;
   int first;
@@ -86,13 +88,14 @@ static inline void scenario_each_nth(int (*child)(const struct trouble *), struc
   }
 }
 
-/* Runs `child` with an nth, from 1 on until there is no nth call any more: a spread, all of the first `density`, and
- * then ever fewer, some `density` until twice as far; then each, where that is asked for. */
-static inline void scenario_each(int (*child)(const struct trouble *), struct trouble trouble, int density) {
+/* Runs `child` with an nth, from 1 on until there is no nth call any more: a spread, all of the first
+ * `density`, and then ever fewer, some `density` until twice as far; then each, where that is asked for. */
+static inline void scenario_each(scenario_child *child, struct trouble trouble, int density) {
   int broken = 0;
   scenario_set_until();
   trouble.nth = 1;
-  while (trouble.nth < SCENARIO_MOST_CALLS && broken < SCENARIO_MOST_BROKEN && scenario_once(child, &trouble, &broken)) {
+  while (trouble.nth < SCENARIO_MOST_CALLS && broken < SCENARIO_MOST_BROKEN &&
+         scenario_once(child, &trouble, &broken)) {
     trouble.nth += 1 + trouble.nth / density;
   }
   CHECK(broken > 0 || trouble.nth < SCENARIO_MOST_CALLS);

@@ -1,5 +1,5 @@
-/* scenario_ladder.h: like scenario.h, with everything that the ladder has: two pools beside the default one, a headroom, waiting
- * for frees, host memory, reclaim for others and a callback. */
+/* scenario_ladder.h: like scenario.h, with everything that the ladder has: two pools beside the default one,
+ * a headroom, waiting for frees, host memory, reclaim for others and a callback. */
 
 #ifndef SCENARIO_LADDER_H
 #define SCENARIO_LADDER_H
@@ -32,7 +32,8 @@ static size_t ladder_give_way(void *user, int device, size_t wanted) {
   return 6 * MIB;
 }
 
-static inline void *ladder_take(struct ladder *run, pool_t *pool, size_t size, unsigned flags, CUstream stream) {
+static inline void *ladder_take(struct ladder *run, pool_t *pool, size_t size, unsigned flags,
+                                CUstream stream) {
   pool_request request = request_of(size);
   void *block = (void *)0x5a5a;
   int status;

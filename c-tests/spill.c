@@ -1,5 +1,5 @@
-/* spill.c: host memory in place of device memory (option `spill:host`): usable, counted apart from the device's, and
- * given back as soon as the device is finished with it. */
+/* spill.c: host memory in place of device memory (option `spill:host`): usable, counted apart from the
+ * device's, and given back as soon as the device is finished with it. */
 
 #include "check.h"
 #include "driver.h"
@@ -91,7 +91,8 @@ static void the_device_uses_host_memory(void) {
   CHECK_EQ(stats_of(0).spilled_bytes, 0);
   /* A copy from device to host memory and back. */
   CU(MemcpyDtoDAsync((CUdeviceptr)(uintptr_t)blocks[3], (CUdeviceptr)(uintptr_t)live, 64 * MIB, stream));
-  CU(MemcpyDtoDAsync((CUdeviceptr)(uintptr_t)live + 32 * MIB, (CUdeviceptr)(uintptr_t)blocks[2], 3 * MIB, stream));
+  CU(MemcpyDtoDAsync((CUdeviceptr)(uintptr_t)live + 32 * MIB, (CUdeviceptr)(uintptr_t)blocks[2],
+                     3 * MIB, stream));
   CU(StreamSynchronize(stream));
   CHECK(holds(blocks[3], 64 * MIB, 0x111));
   CHECK(holds((char *)blocks[3] + 64 * MIB, 4 * MIB, 0x503));
@@ -137,8 +138,8 @@ static void large_alignments_are_kept(void) {
   finish(NULL);
 }
 
-/* Freed, it goes back with the next request that looks for memory, as soon as the device is finished with it and no
- * sooner, and serves nobody else. */
+/* Freed, it goes back with the next request that looks for memory, as soon as the device is finished with it
+ * and no sooner, and serves nobody else. */
 static void it_goes_back_once_finished_with(void) {
   CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
   uint64_t reservations = sim.live_reservations();
@@ -221,7 +222,8 @@ static void the_report_adds_up(void) {
   request.flags = POOL_REQUEST_OWN_ALLOCATION;
   CHECK_STATUS(POOL_ERROR_OUT_OF_MEMORY, pool_alloc_with(&block, &request));
   info = oom_info();
-  CHECK_EQ(info.reserved_bytes, info.live_bytes + info.cached_bytes + info.pending_bytes + info.overhead_bytes);
+  CHECK_EQ(info.reserved_bytes,
+           info.live_bytes + info.cached_bytes + info.pending_bytes + info.overhead_bytes);
   CHECK_EQ(info.reserved_bytes, stats.reserved_bytes);
   CHECK_EQ(info.device_total_bytes, info.device_free_bytes + info.pools_bytes + info.foreign_bytes);
   CHECK_EQ(info.pools_bytes, held_by(NULL));

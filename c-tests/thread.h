@@ -1,5 +1,5 @@
-// thread.h: threads for the C++ tests. Like std::thread, but they take part in the clock of check.h from their start on,
-// and so does who joins them. Include after check.h.
+// thread.h: threads for the C++ tests. Like std::thread, but they take part in the clock of check.h from
+// their start on, and so does who joins them. Include after check.h.
 
 #ifndef THREAD_H
 #define THREAD_H

@@ -1,5 +1,6 @@
-/* threads.c: many threads use every function at random, and pass blocks on to each other. Blocks carry marks that
- * only their owner may have written; the counters are sampled all the while and must be one consistent snapshot. */
+/* threads.c: many threads use every function at random, and pass blocks on to each other. Blocks carry marks
+ * that only their owner may have written; the counters are sampled all the while and must be one consistent
+ * snapshot. */
 
 #define CHECK_HOST_TIME /* its threads race */
 #include "check.h"
@@ -68,7 +69,8 @@ static void give_back(struct block *block, uint64_t *chance, CUstream stream) {
     CU(StreamSynchronize(stream));
     check_mark(block);
   }
-  CHECK_STATUS(POOL_OK, random_below(chance, 3) == 0 ? pool_free(block->ptr) : pool_free_async(block->ptr, stream));
+  CHECK_STATUS(POOL_OK,
+               random_below(chance, 3) == 0 ? pool_free(block->ptr) : pool_free_async(block->ptr, stream));
   free(block);
 }
 

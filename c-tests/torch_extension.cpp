@@ -1,5 +1,5 @@
-// torch_extension.cpp: examples/torch/extension.cpp, called as PyTorch calls it: what fails for memory throws PyTorch's error for
-// that, what fails otherwise throws its general one, and a tensor without memory is never made.
+// torch_extension.cpp: examples/torch/extension.cpp, called as PyTorch calls it: what fails for memory throws
+// PyTorch's error for that, what fails otherwise throws its general one, and no tensor is without memory.
 
 #include "../examples/torch/extension.cpp"
 
@@ -44,7 +44,8 @@ void throws_what_pytorch_throws() {
   std::string message;
   void *block = nullptr;
   CHECK(outcome_of(SIZE_MAX / 2, 0, &message, &block) == Outcome::out_of_memory);
-  CHECK(message.find("CUDA out of memory: ") == 0 && message.find(std::to_string(SIZE_MAX / 2)) != std::string::npos);
+  CHECK(message.find("CUDA out of memory: ") == 0 &&
+        message.find(std::to_string(SIZE_MAX / 2)) != std::string::npos);
   CHECK(outcome_of(MIB, 64, &message, &block) == Outcome::error);
   CHECK(message.find("cudapool: ") == 0 && message.find("64") != std::string::npos);
 }

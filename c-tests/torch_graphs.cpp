@@ -1,5 +1,6 @@
-// torch_graphs.cpp: PyTorch's hooks for CUDA graphs, through the types that PyTorch keeps them in: while a graph is captured its
-// memory comes from a pool of its own, which nobody else gets anything of as long as the graph can be launched.
+// torch_graphs.cpp: PyTorch's hooks for CUDA graphs, through the types that PyTorch keeps them in: while a
+// graph is captured its memory comes from a pool of its own, which nobody else gets anything of as long as
+// the graph can be launched.
 
 #include "check.h"
 #include "driver.h"
@@ -32,12 +33,14 @@ const size_t kSize = 6 * MIB;
 
 void begin(Id id) {
   std::vector<int> captured(100, 1);  // so that the filter is more than a pointer
-  begin_allocate_to_pool(0, id, [captured](CUstream_st *asked) { return asked == stream && !captured.empty(); });
+  begin_allocate_to_pool(0, id,
+                         [captured](CUstream_st *asked) { return asked == stream && !captured.empty(); });
 }
 
 pool_t *pool_of(const void *block) { return info_of(block).pool; }
 
-// A graph that fills two blocks in turn, in the memory of one: what is freed in a capture serves the same capture again.
+// A graph that fills two blocks in turn, in the memory of one: what is freed in a capture serves the same
+// capture again.
 struct Graph {
   Id id;
   CUgraphExec exec = nullptr;
@@ -177,8 +180,8 @@ void says_whose_allocations_are_meant() {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
-// Python may collect an old graph at any moment: what becomes of its pool must not break a capture that the library has not even
-// seen a stream of.
+// Python may collect an old graph at any moment: what becomes of its pool must not break a capture that the
+// library has not even seen a stream of.
 void old_graphs_go_during_a_capture() {
   CUgraph graph = nullptr;
   Graph old({6, 7});
@@ -236,8 +239,8 @@ void has_no_memory_without_a_pool() {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
-// pool_query tells the handle of a graph's pool. Destroying it must not give away what the graph works in, nor use up the places for
-// pools of graphs.
+// pool_query tells the handle of a graph's pool. Destroying it must not give away what the graph works in,
+// nor use up the places for pools of graphs.
 void a_pool_is_the_graphs_until_it_is_gone() {
   for (unsigned round = 0; round < 300; ++round) {
     begin({10, round});
@@ -257,7 +260,7 @@ void a_pool_is_the_graphs_until_it_is_gone() {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
-// Everything at once and in any order: each request is answered, and at last the driver has all its memory back.
+// Everything at once and in any order: each request is answered, and the driver gets all its memory back.
 void takes_any_order_from_any_thread() {
   std::vector<Thread> threads;
   for (unsigned i = 0; i < 6; ++i) {

@@ -1,4 +1,4 @@
-/* wait.c: rung 8. Requests that find no memory wait for what other threads free (option `oom_wait_ms`), in their turn. */
+/* wait.c: rung 8. Requests that find no memory wait in turn for what others free (option `oom_wait_ms`). */
 
 #include "check.h"
 #include "driver.h"
@@ -204,7 +204,8 @@ static void small_requests_pass(void) {
   CHECK_TRIMS_TO_ZERO(0);
 }
 
-/* A request that its own pool's limit keeps waiting is in nobody else's way, and is served by a free in its pool alone. */
+/* A request that its own pool's limit keeps waiting is in nobody else's way, and is served by a free in its
+ * pool alone. */
 static void a_limit_is_its_pools_own_matter(void) {
   pool_options options = default_options();
   struct asker limited, other;
@@ -245,8 +246,8 @@ static void end_pool(pool_t *pool) {
   CHECK_STATUS(POOL_OK, status);
 }
 
-/* Who waits in a pool without blocks is not in the way of its end, and is told of it at once, whether it is its
- * turn or not. */
+/* Who waits in a pool without blocks is not in the way of its end, and is told of it at once, whether it is
+ * its turn or not. */
 static void a_pool_ends_while_its_requests_wait(void) {
   struct asker first, second;
   pool_options options = default_options();

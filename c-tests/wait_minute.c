@@ -1,5 +1,5 @@
-/* wait_minute.c: threads hand over the memory of a device that fits one of them: whoever has it frees it, whoever has not
- * waits. No request may end without memory, and every free is heard at once. Usage:
+/* wait_minute.c: threads hand over the memory of a device that fits one of them: whoever has it frees it,
+ * whoever has not waits. No request may end without memory, and every free is heard at once. Usage:
  *
  *   wait_minute [SECONDS]
  *

@@ -1,5 +1,6 @@
-/* waiting.c: one thread waits in the library for the device, and what the device is doing may need another thread of
- * the program to go on (a collective operation does). So no other thread's call may wait for the first. */
+/* waiting.c: one thread waits in the library for the device, and what the device is doing may need another
+ * thread of the program to go on (a collective operation does). So no other thread's call may wait for the
+ * first. */
 
 #include "check.h"
 #include "driver.h"
@@ -9,7 +10,7 @@ enum { SETTLE_MS = 6000 };
 static CUcontext context;
 static int released;
 
-/* A kernel that ends when another thread has got somewhere; gives up after a while, so that a test can fail. */
+/* A kernel that ends when another thread has got somewhere; gives up after a while, so that it can fail. */
 static void wait_for_release(void *unused) {
   double start = now_ms();
   (void)unused;
@@ -115,7 +116,8 @@ static void while_a_thread_waits_in_stream_alloc(void) {
   others_go_on(waits_in_stream_alloc);
 }
 
-/* Memory that the device is finished with serves a request, moved together, although other memory is still waited for. */
+/* Memory that the device is finished with serves a request, moved together, although other memory is still
+ * waited for. */
 static void what_is_finished_serves_first(void) {
   enum { LONG_MS = 3000 };
   CUstream quick = new_stream(CU_STREAM_NON_BLOCKING), slow = new_stream(CU_STREAM_NON_BLOCKING);

@@ -21,7 +21,8 @@ newer=0
 for file in "$bundle"/lib/*.so "$bundle"/bin/* "$bundle"/c-tests/*; do
     [[ $file == *.sh ]] && continue
     # Only what it takes from elsewhere: undefined symbols with the version of glibc that they came with.
-    for version in $(objdump -T "$file" | sed -n 's/.*\*UND\*.*(\{0,1\}GLIBC_\([0-9.]*\)).*/\1/p' | sort -uV); do
+    for version in $(objdump -T "$file" |
+        sed -n 's/.*\*UND\*.*(\{0,1\}GLIBC_\([0-9.]*\)).*/\1/p' | sort -uV); do
         if [[ $(printf '%s\n' "$version" "$GLIBC" | sort -V | tail -n 1) != "$GLIBC" ]]; then
             printf '%s needs glibc %s\n' "$file" "$version"
             newer=1

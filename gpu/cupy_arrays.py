@@ -3,8 +3,8 @@
 
     cupy_arrays.py native|python|function
 
-`python` is the allocator of cudapool_cupy.py, `function` CuPy's C-function allocator on pool_cupy_alloc. `native` is also
-what runs under the shim. Exit code 77 if CuPy or its GPU is not there.
+`python` is the allocator of cudapool_cupy.py, `function` CuPy's C-function allocator on pool_cupy_alloc.
+`native` is also what runs under the shim. Exit code 77 if CuPy or its GPU is not there.
 """
 
 import sys

@@ -56,13 +56,15 @@ int main(void) {
   printf("device 0\t%s\n", name);
   MUST(cu.DeviceTotalMem(&total, 0));
   MUST(cu.MemGetInfo(&available, &bytes));
-  printf("memory\t%.2f GiB, %.2f GiB of it free\n", (double)total / (double)GIB, (double)available / (double)GIB);
+  printf("memory\t%.2f GiB, %.2f GiB of it free\n", (double)total / (double)GIB,
+         (double)available / (double)GIB);
   for (i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {
     if (cu.DeviceGetAttribute(&value, attributes[i].number, 0) == 0) {
       printf("%s\t%d\n", attributes[i].name, value);
     }
   }
-  if (cu.MemGetAllocationGranularity != NULL && cu.MemGetAllocationGranularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == 0) {
+  if (cu.MemGetAllocationGranularity != NULL &&
+      cu.MemGetAllocationGranularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == 0) {
     printf("granularity\t%llu bytes", (unsigned long long)bytes);
     MUST(cu.MemGetAllocationGranularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
     printf(", recommended %llu\n", (unsigned long long)bytes);

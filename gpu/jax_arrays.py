@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""JAX, whose memory nothing but the shim can reach; results are compared with NumPy's. Exit code 77 if JAX or its GPU is
-not there."""
+"""JAX, whose memory nothing but the shim can reach; results are compared with NumPy's. Exit code 77 if JAX or
+its GPU is not there."""
 
 import os
 

@@ -1,5 +1,6 @@
-/* latency.c: how long driver calls take on the host, as medians of many: a line each (name, tab, time), and last the line that makes the
- * simulated driver take as long (CUDASIM_LATENCY, for chunks of 2 MiB). Usage: latency [SECONDS], by default 10. */
+/* latency.c: how long driver calls take on the host, as medians of many: a line each (name, tab, time), and
+ * last the line that makes the simulated driver take as long (CUDASIM_LATENCY, for chunks of 2 MiB). Usage:
+ * latency [SECONDS], by default 10. */
 
 #include "probe.h"
 
@@ -47,11 +48,12 @@ static void report(int row, const char *call, const char *size, int for_the_line
   printf("%s%s%s\t%.2f us\t%d samples\n", call, *size ? ", " : "", size, ns / 1000, sample_counts[row]);
   if (for_the_line) {
     size_t length = strlen(line);
-    snprintf(line + length, sizeof line - length, "%s%s=%.0fns", length == 0 ? "" : ",", call, ns < 1 ? 1 : ns);
+    snprintf(line + length, sizeof line - length, "%s%s=%.0fns", length == 0 ? "" : ",", call,
+             ns < 1 ? 1 : ns);
   }
 }
 
-/* Whether a measurement goes on: at least a few samples, at most MOST, and otherwise until its time is over. */
+/* Whether a measurement goes on: at least a few samples, at most MOST, else until its time is over. */
 static int goes_on(double started, double seconds) {
   return sample_counts[0] < LEAST || (sample_counts[0] < MOST && now_ns() - started < seconds * 1e9);
 }

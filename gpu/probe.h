@@ -1,5 +1,6 @@
-/* probe.h: what the programs probe_*.c share. A probe asks the driver one thing that the library takes for granted, or that the
- * simulated driver imitates, and compares the answer with the simulated one's. Each runs in a process of its own:
+/* probe.h: what the programs probe_*.c share. A probe asks the driver one thing that the library takes for
+ * granted, or that the simulated driver imitates, and compares the answer with the simulated one's. Each runs
+ * in a process of its own:
  *
  *   probe_NAME --list     the probes of the program, a line each: name, tab, what is taken for granted
  *   probe_NAME PROBE      prints "as simulated" or "differs: ..." lines

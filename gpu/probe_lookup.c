@@ -41,12 +41,13 @@ static void pointers_equal_dlsym(void) {
 }
 
 static void per_thread_names(void) {
+  enum { PER_THREAD = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM };
   void *found = NULL;
   CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
   NEEDS(cu.GetProcAddress);
-  SAME(cu.GetProcAddress("cuMemAllocAsync", &found, 11020, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status), 0);
+  SAME(cu.GetProcAddress("cuMemAllocAsync", &found, 11020, PER_THREAD, &status), 0);
   TRUE(found != NULL && found == dlsym(probe_library, "cuMemAllocAsync_ptsz"));
-  SAME(cu.GetProcAddress("cuMemAlloc", &found, 3020, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status), 0);
+  SAME(cu.GetProcAddress("cuMemAlloc", &found, 3020, PER_THREAD, &status), 0);
   TRUE(found != NULL && found == dlsym(probe_library, "cuMemAlloc_v2"));
 }
 
@@ -76,7 +77,8 @@ static void the_old_lookup(void) {
 int main(int argc, char **argv) {
   static const struct probe probes[] = {
       {"pointers_equal_dlsym", "cuGetProcAddress gives the addresses that dlsym gives", pointers_equal_dlsym},
-      {"per_thread_names", "flag 2 gives the per-thread variant, or else the plain function", per_thread_names},
+      {"per_thread_names", "flag 2 gives the per-thread variant, or else the plain function",
+       per_thread_names},
       {"what_is_not_found", "unknown names, low versions and bad flags", what_is_not_found},
       {"the_old_lookup", "the form without a status", the_old_lookup},
       {NULL, NULL, NULL},

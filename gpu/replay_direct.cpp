@@ -1,5 +1,5 @@
-// Replays one trace through one allocator and prints what it took, a line each (name, tab, value): the pool, plain cuMemAlloc and
-// cuMemFree, or cuMemAllocAsync with a release threshold that keeps everything.
+// Replays one trace through one allocator and prints what it took, a line each (name, tab, value): the pool,
+// plain cuMemAlloc and cuMemFree, or cuMemAllocAsync with a release threshold that keeps everything.
 //
 //   replay_direct pool|plain|async TRACE
 //
@@ -41,10 +41,12 @@ int replay_async(const Cuda &cuda, const trace::Trace &trace, replay::Result *re
     printf("skipped: the driver has no memory pools\n");
     return kSkipped;
   }
-  driver::check(calls.MemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &everything), "cuMemPoolSetAttribute");
+  driver::check(calls.MemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &everything),
+                "cuMemPoolSetAttribute");
   AsyncAllocator allocator{calls};
   const auto settle = [&](const replay::Held &) {
-    driver::check(calls.MemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &reserved), "cuMemPoolGetAttribute");
+    driver::check(calls.MemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &reserved),
+                  "cuMemPoolGetAttribute");
     result->numbers["reserved_peak"] = static_cast<double>(reserved);
   };
   replay::play_through(trace, cuda, allocator, [](const replay::Held &) {}, settle, result);

@@ -22,8 +22,9 @@ write_json() {
     comma=
     for row in ${rows[@]+"${rows[@]}"}; do
         IFS=$TAB read -r number name result seconds detail <<<"$row"
-        printf '%s\n    {"step": %d, "name": %s, "result": %s, "seconds": %d, "detail": %s}' "$comma" "$number" \
-            "$(json_string "$name")" "$(json_string "$result")" "$seconds" "$(json_string "$detail")"
+        printf '%s\n    {"step": %d, "name": %s, "result": %s, "seconds": %d, "detail": %s}' \
+            "$comma" "$number" "$(json_string "$name")" "$(json_string "$result")" "$seconds" \
+            "$(json_string "$detail")"
         comma=,
     done
     printf '\n  ],\n  "figures": ['
@@ -83,7 +84,8 @@ write_table() {
     printf '\n| step | check | result | s | |\n| --- | --- | --- | --- | --- |\n'
     for row in ${rows[@]+"${rows[@]}"}; do
         IFS=$TAB read -r number name result seconds detail <<<"$row"
-        printf '| %s | %s | %s | %s | %s |\n' "$number" "${name//|/\\|}" "$result" "$seconds" "${detail//|/\\|}"
+        printf '| %s | %s | %s | %s | %s |\n' \
+            "$number" "${name//|/\\|}" "$result" "$seconds" "${detail//|/\\|}"
     done
     printf '\n%d checks, %d of them failed or differ, %d skipped; %d s\n' "${#rows[@]}" "$bad" \
         "$(printf '%s\n' ${rows[@]+"${rows[@]}"} | cut -f 3 | grep -c '^skipped$')" "$SECONDS"

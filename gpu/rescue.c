@@ -1,5 +1,6 @@
-/* rescue.c: a direct cuMemAlloc beside a pool that idles on most of the device. By itself it fails; with the preload shim in guard
- * mode the pool gives way and it succeeds. Prints which; exit code 77 if the device is too full already to tell. */
+/* rescue.c: a direct cuMemAlloc beside a pool that idles on most of the device. By itself it fails; with the
+ * preload shim in guard mode the pool gives way and it succeeds. Prints which; exit code 77 if the device is
+ * too full already to tell. */
 
 #include "check.h"
 #include "driver.h"

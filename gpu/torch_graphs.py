@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A CUDA graph in PyTorch's global mode: between its launches the program takes and gives back memory, and empties the
-cache; the results must stay those without a graph.
+"""A CUDA graph in PyTorch's global mode: between its launches the program takes and gives back memory, and
+empties the cache; the results must stay those without a graph.
 
     torch_graphs.py EXTENSION
 """
@@ -35,7 +35,8 @@ def main(extension):
             graphs.append((graph, outputs))
         for step in range(20):
             # Others use all that is idle: what a graph works in must not be among it.
-            filler = [torch.full((256, 1024 * (1 + step % 5)), float("nan"), device="cuda") for _ in range(50)]
+            shape = (256, 1024 * (1 + step % 5))
+            filler = [torch.full(shape, float("nan"), device="cuda") for _ in range(50)]
             del filler
             torch.cuda.empty_cache()
             inputs.normal_()

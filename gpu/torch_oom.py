@@ -3,9 +3,9 @@
 
     torch_oom.py native|mempool|global [EXTENSION]
 
-Memory is capped at a few GiB in both cases, so that it takes seconds on any card: natively by PyTorch's fraction, for the
-pool by its option `limit`. Prints "name<TAB>value" lines. Checks that running out is torch.OutOfMemoryError, and that
-memory is to be had again afterwards.
+Memory is capped at a few GiB in both cases, so that it takes seconds on any card: natively by PyTorch's
+fraction, for the pool by its option `limit`. Prints "name<TAB>value" lines. Checks that running out is
+torch.OutOfMemoryError, and that memory is to be had again afterwards.
 """
 
 import contextlib
@@ -17,19 +17,21 @@ CAP_GIB = 4
 
 
 def grow(torch):
-    """Layers of growing width, with the smaller ones staying live in part. The widest that fitted, and the error."""
+    """Layers of growing width, the smaller ones staying live in part. The widest to fit, and the error."""
     kept, width = [], 512
     try:
         while True:
             layer = torch.nn.Linear(width, width, device="cuda")
             inputs = torch.ones(1024, width, device="cuda")
             layer(inputs).sum().backward()
-            # Every other layer's weights stay, as those of a model under construction do; the rest is idle from then on.
+            # Every other layer's weights stay, as those of a model under construction do; the rest is idle
+            # from then on.
             kept.append(layer if len(kept) % 2 else None)
             width += width // 8
     except RuntimeError as error:
         # Not the exception itself: its traceback holds the tensors.
-        return width, type(error).__name__, isinstance(error, torch.OutOfMemoryError), str(error).splitlines()[0]
+        is_full = isinstance(error, torch.OutOfMemoryError)
+        return width, type(error).__name__, is_full, str(error).splitlines()[0]
 
 
 def main(mode, extension=None):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Some training steps of a transformer and of a CNN with varying shapes, with one of PyTorch's ways to memory.
+"""Some training steps of a transformer and a CNN with varying shapes, with one of PyTorch's ways to memory.
 
     torch_train.py native|mempool|global [EXTENSION]
 
-Prints lines "name<TAB>value": the losses (to be equal whatever the allocator), the most memory that the device gave, the
-time of a step. `native` is also what runs under the shim and with expandable segments, both chosen by the environment.
-Exit code 77 if PyTorch or its GPU is not there.
+Prints lines "name<TAB>value": the losses (to be equal whatever the allocator), the most memory that the
+device gave, the time of a step. `native` is also what runs under the shim and with expandable segments, both
+chosen by the environment. Exit code 77 if PyTorch or its GPU is not there.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def main(mode, extension=None):
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     free_before = torch.cuda.mem_get_info()[0]
-    # Only this thread is served by a MemPool: what a backward pass makes on its own thread comes from PyTorch.
+    # Only this thread is served by a MemPool: what a backward pass makes on its own thread is PyTorch's.
     with pool.use() if pool else contextlib.nullcontext():
         for name, train in (("transformer", train_transformer), ("cnn", train_cnn)):
             losses, seconds, least_free = train(torch)
@@ -126,7 +126,8 @@ def train_cnn(torch):
     torch.manual_seed(3)
     blocks, channels = [], 3
     for width in (32, 64, 128, 256):
-        blocks += [torch.nn.Conv2d(channels, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU()]
+        blocks += [torch.nn.Conv2d(channels, width, 3, padding=1)]
+        blocks += [torch.nn.BatchNorm2d(width), torch.nn.ReLU()]
         blocks += [torch.nn.Conv2d(width, width, 3, stride=2, padding=1), torch.nn.ReLU()]
         channels = width
     model = torch.nn.Sequential(*blocks, Mean(torch), torch.nn.Linear(channels, 100))

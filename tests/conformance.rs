@@ -110,7 +110,12 @@ macro_rules! cases {
     ($($name:ident: $backend:ident $kind:ident $order:ident $created:literal;)*) => {$(
         #[test]
         fn $name() {
-            let case = Case { backend: Backend::$backend, kind: Kind::$kind, order: Order::$order, created: $created };
+            let case = Case {
+                backend: Backend::$backend,
+                kind: Kind::$kind,
+                order: Order::$order,
+                created: $created,
+            };
             conform(stringify!($name), case);
         }
     )*};

@@ -1,7 +1,7 @@
 # lib.sh: what the runners of tests share: their verdict lines, time limits, environment and counts. Sourced.
 #
 #   usage                          prints the comment at the head of the runner and ends it with 2
-#   scrub                          takes away what the caller's environment would choose for programs under test
+#   scrub                          takes away what a caller's environment would choose for programs under test
 #   limited SECONDS COMMAND...     runs a command without input, within that time (124 or 137: it was ended)
 #   attempt NAME SECONDS COMMAND.. the same, quietly, and gives its verdict; `output` is what it printed
 #   silently COMMAND...            runs a command that must print nothing (exported, for `attempt`)

@@ -64,9 +64,10 @@ class _Stats(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t)] + [
         (name, ctypes.c_uint64)
         for name in (
-            "live_bytes live_bytes_peak requested_bytes cached_bytes pending_bytes overhead_bytes reserved_bytes"
-            " reserved_bytes_peak live_blocks alloc_count free_count driver_alloc_calls driver_free_calls"
-            " driver_map_calls driver_unmap_calls driver_sync_calls oom_count oom_recovered_count headroom_bytes"
+            "live_bytes live_bytes_peak requested_bytes cached_bytes pending_bytes overhead_bytes"
+            " reserved_bytes reserved_bytes_peak live_blocks alloc_count free_count driver_alloc_calls"
+            " driver_free_calls driver_map_calls driver_unmap_calls driver_sync_calls oom_count"
+            " oom_recovered_count headroom_bytes"
         ).split()
     ]
 
@@ -91,7 +92,8 @@ _status_name = _function("pool_status_name", ctypes.c_char_p, _int)
 
 
 def _size_of(number):
-    """ctypes cuts a number to the bits that it has room for. What has no room is more than any device has, and stays so."""
+    """ctypes cuts a number to the bits that it has room for. What has no room is more than any device has,
+    and stays so."""
     number = operator.index(number)
     if number < 0:
         raise ValueError(f"{number} is no number of bytes")
@@ -112,7 +114,8 @@ def _check(status):
 
 
 def alloc(size, *, stream=None, device=CURRENT_DEVICE, alignment=0, owner=None):
-    """A block of `size` bytes, as an address (0 for size 0): ordered by `stream`, a handle, or device-ordered if that is None."""
+    """A block of `size` bytes, as an address (0 for size 0): ordered by `stream`, a handle, or device-ordered
+    if that is None."""
     request = _Request(ctypes.sizeof(_Request), None, _size_of(size), _size_of(alignment), _device_of(device))
     request.owner = owner.encode() if owner else None
     if stream is not None:
@@ -123,7 +126,8 @@ def alloc(size, *, stream=None, device=CURRENT_DEVICE, alignment=0, owner=None):
 
 
 def free(block, *, stream=None):
-    """Frees a block: its memory is used again on `stream` at once, or, if that is None, when all work so far has finished."""
+    """Frees a block: its memory is used again on `stream` at once, or, if that is None, when all work so far
+    has finished."""
     _check(_free(block) if stream is None else _free_async(block, stream))
 
 

@@ -41,5 +41,5 @@ class Resource(MemoryResource):
 
 
 def _handle(stream):
-    """The number behind a stream, or behind an object that has one (a graph under construction has its stream)."""
+    """The number behind a stream, or behind an object that has one (as a graph under construction)."""
     return int(getattr(stream, "stream", stream).handle)

@@ -3,8 +3,8 @@
     cudapool_cupy.use()                                # for the whole process
     with cupy.cuda.using_allocator(cudapool_cupy.allocate): ...   # for a part of it
 
-Memory is ordered by CuPy's current stream. An array that goes while another stream is current than the one it was
-made on is freed for all streams: its memory is used again when all work submitted so far has finished.
+Memory is ordered by CuPy's current stream. An array that goes while another stream is current than the one it
+was made on is freed for all streams: its memory is used again when all work submitted so far has finished.
 
 SPDX-License-Identifier: MIT OR Apache-2.0
 """
@@ -37,7 +37,8 @@ class _Block:
 
 
 def _current_stream(device):
-    """Its handle, and the thread where every thread has its own stream behind that handle (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM)."""
+    """Its handle, and the thread where every thread has its own stream behind that handle
+    (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM)."""
     handle = cupy.cuda.get_current_stream(device).ptr
     return handle, threading.get_ident() if handle == _PER_THREAD else 0
 
@@ -60,8 +61,8 @@ def use():
 
 
 def c_allocator():
-    """The same without a stream and without Python in the way. CuPy does not check its result: out of memory gives an array at
-    address 0. Only for programs that never get near it."""
+    """The same without a stream and without Python in the way. CuPy does not check its result: out of memory
+    gives an array at address 0. Only for programs that never get near it."""
     return cupy.cuda.CFunctionAllocator(
         0, cudapool.address_of("pool_cupy_alloc"), cudapool.address_of("pool_cupy_free"), cudapool.library
     )

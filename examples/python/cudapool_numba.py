@@ -8,8 +8,9 @@ or before anything else of numba.cuda is used:
 
     numba.cuda.set_memory_manager(cudapool_numba.Manager)
 
-Numba's finalizers carry no stream, so memory is used again when all work submitted so far has finished. Handles for
-other processes can be had only with CUDAPOOL_CONF=backend:malloc: mapped memory has none of the old kind.
+Numba's finalizers carry no stream, so memory is used again when all work submitted so far has finished.
+Handles for other processes can be had only with CUDAPOOL_CONF=backend:malloc: mapped memory has none of the
+old kind.
 
 SPDX-License-Identifier: MIT OR Apache-2.0
 """
@@ -34,7 +35,8 @@ class Manager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
             block = cudapool.alloc(size, owner="numba")
         except cudapool.Error as error:
             is_full = isinstance(error, cudapool.OutOfMemoryError)
-            raise CudaAPIError(_CUDA_ERROR_OUT_OF_MEMORY if is_full else _CUDA_ERROR_UNKNOWN, str(error)) from error
+            code = _CUDA_ERROR_OUT_OF_MEMORY if is_full else _CUDA_ERROR_UNKNOWN
+            raise CudaAPIError(code, str(error)) from error
         return MemoryPointer(
             weakref.proxy(self.context), ctypes.c_void_p(block), size, finalizer=lambda: _free(block)
         )

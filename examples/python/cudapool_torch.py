@@ -10,10 +10,10 @@ For the whole process, every tensor a block of the pool. Before anything else ha
 
     cudapool_torch.use_everywhere()
 
-The second needs a C++ compiler, once: PyTorch does not look whether an allocator of its own kind got memory, so a small
-extension throws `torch.OutOfMemoryError` (../torch/extension.cpp). It does without PyTorch's statistics, snapshots and
-IPC, which that mode of PyTorch does not have; torch.cuda.empty_cache, set_per_process_memory_fraction and
-Tensor.record_stream work.
+The second needs a C++ compiler, once: PyTorch does not look whether an allocator of its own kind got memory,
+so a small extension throws `torch.OutOfMemoryError` (../torch/extension.cpp). It does without PyTorch's
+statistics, snapshots and IPC, which that mode of PyTorch does not have; torch.cuda.empty_cache,
+set_per_process_memory_fraction and Tensor.record_stream work.
 
 SPDX-License-Identifier: MIT OR Apache-2.0
 """
@@ -32,8 +32,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class MemPool:
-    """A torch.cuda.MemPool whose memory comes from cudapool. Only the thread that uses it is served: a backward pass runs on
-    others. Drop its tensors before it."""
+    """A torch.cuda.MemPool whose memory comes from cudapool. Only the thread that uses it is served: a
+    backward pass runs on others. Drop its tensors before it."""
 
     def __init__(self):
         self.pool = torch.cuda.MemPool(_allocator().allocator())
@@ -46,8 +46,11 @@ class MemPool:
 
 @functools.cache
 def _allocator():
-    """One for all pools, and never dropped: PyTorch's pools do not hold it, and ask it to free their memory when they go."""
-    return torch.cuda.memory.CUDAPluggableAllocator(cudapool.library._name, "pool_torch_alloc", "pool_torch_free")
+    """One for all pools, and never dropped: PyTorch's pools do not hold it, and ask it to free their memory
+    when they go."""
+    return torch.cuda.memory.CUDAPluggableAllocator(
+        cudapool.library._name, "pool_torch_alloc", "pool_torch_free"
+    )
 
 
 # Which setter of PyTorch takes which function. PyTorch 2.8 has them all; an older one may lack some.
@@ -62,7 +65,7 @@ _HOOKS = {
 
 
 def use_everywhere(extension=None):
-    """Makes cudapool the allocator of this process. `extension` is a path that `build_extension` has returned before."""
+    """Makes cudapool the allocator of this process. `extension` is a path from `build_extension`."""
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         extension or build_extension(), "cudapool_torch_alloc", "cudapool_torch_free"
     )
@@ -79,7 +82,7 @@ def build_extension(
     include=os.environ.get("CUDAPOOL_INCLUDE", os.path.join(_HERE, "..", "..", "include")),
     compiler=os.environ.get("CXX", "c++"),
 ):
-    """Compiles the extension for the PyTorch that runs, into `folder`, or else beside PyTorch's other extensions."""
+    """Compiles the extension for the PyTorch that runs, into `folder`, or else beside PyTorch's others."""
     from torch.utils import cpp_extension
 
     folder = folder or cpp_extension.get_default_build_root()
@@ -95,7 +98,9 @@ def build_extension(
     command += ["-lc10", library, f"-Wl,-rpath,{os.path.dirname(library)}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"the extension for PyTorch could not be compiled: {' '.join(command)}\n{done.stderr}")
+        raise RuntimeError(
+            f"the extension for PyTorch could not be compiled: {' '.join(command)}\n{done.stderr}"
+        )
     os.replace(part, target)
     return target
 

@@ -1,6 +1,7 @@
-// What PyTorch calls when cudapool is the allocator of the whole process: as pool_torch_alloc, but a request that fails throws
-// PyTorch's own error, so that the user sees torch.OutOfMemoryError and never a tensor without memory. The library's call has returned
-// by then: the exception passes through C++ only. cudapool_torch.py builds it, with the headers of the PyTorch that runs.
+// What PyTorch calls when cudapool is the allocator of the whole process: as pool_torch_alloc, but a request
+// that fails throws PyTorch's own error, so that the user sees torch.OutOfMemoryError and never a tensor
+// without memory. The library's call has returned by then: the exception passes through C++ only.
+// cudapool_torch.py builds it, with the headers of the PyTorch that runs.
 //
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include <c10/util/Exception.h>

@@ -27,7 +27,9 @@ hooks! {
         };
     fn cuMemAllocAsync(out: *mut usize, size: usize, stream: usize)
         |call| match pool::serving() {
-            Some(pool) => allocate_on_stream(pool, out, size, stream, || guarded_on(&cuMemAllocAsync::HOOK, stream, size, call)),
+            Some(pool) => allocate_on_stream(pool, out, size, stream, || {
+                guarded_on(&cuMemAllocAsync::HOOK, stream, size, call)
+            }),
             None => guarded_on(&cuMemAllocAsync::HOOK, stream, size, call),
         };
     fn cuMemAllocAsync_ptsz(out: *mut usize, size: usize, stream: usize)

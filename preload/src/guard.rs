@@ -47,18 +47,21 @@ hooks! {
     fn cuModuleLoadData(module: *mut usize, image: *const c_void)
         |call| guarded(&cuModuleLoadData::HOOK, CURRENT_DEVICE, || UNSAID, call);
     fn cuModuleLoadDataEx(
-        module: *mut usize, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void,
+        module: *mut usize, image: *const c_void, count: c_uint, options: *mut c_int,
+        values: *mut *mut c_void,
     ) |call| guarded(&cuModuleLoadDataEx::HOOK, CURRENT_DEVICE, || UNSAID, call);
     fn cuModuleLoadFatBinary(module: *mut usize, binary: *const c_void)
         |call| guarded(&cuModuleLoadFatBinary::HOOK, CURRENT_DEVICE, || UNSAID, call);
     fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char)
         |call| guarded(&cuModuleGetFunction::HOOK, CURRENT_DEVICE, || UNSAID, call);
     fn cuLibraryLoadData(
-        library: *mut usize, image: *const c_void, options: *mut c_int, values: *mut *mut c_void, count: c_uint,
+        library: *mut usize, image: *const c_void,
+        options: *mut c_int, values: *mut *mut c_void, count: c_uint,
         library_options: *mut c_int, library_values: *mut *mut c_void, library_count: c_uint,
     ) |call| guarded(&cuLibraryLoadData::HOOK, CURRENT_DEVICE, || UNSAID, call);
     fn cuLibraryLoadFromFile(
-        library: *mut usize, name: *const c_char, options: *mut c_int, values: *mut *mut c_void, count: c_uint,
+        library: *mut usize, name: *const c_char,
+        options: *mut c_int, values: *mut *mut c_void, count: c_uint,
         library_options: *mut c_int, library_values: *mut *mut c_void, library_count: c_uint,
     ) |call| guarded(&cuLibraryLoadFromFile::HOOK, CURRENT_DEVICE, || UNSAID, call);
     fn cuLibraryGetModule(module: *mut usize, library: usize)
@@ -67,14 +70,17 @@ hooks! {
         |call| guarded(&cuKernelGetFunction::HOOK, CURRENT_DEVICE, || UNSAID, call);
     fn cuCtxCreate_v2(context: *mut usize, flags: c_uint, device: c_int)
         |call| guarded(&cuCtxCreate_v2::HOOK, device, || UNSAID, call);
-    fn cuCtxCreate_v3(context: *mut usize, parameters: *mut c_void, count: c_int, flags: c_uint, device: c_int)
-        |call| guarded(&cuCtxCreate_v3::HOOK, device, || UNSAID, call);
+    fn cuCtxCreate_v3(
+        context: *mut usize, parameters: *mut c_void, count: c_int, flags: c_uint, device: c_int,
+    ) |call| guarded(&cuCtxCreate_v3::HOOK, device, || UNSAID, call);
     fn cuCtxCreate_v4(context: *mut usize, parameters: *mut c_void, flags: c_uint, device: c_int)
         |call| guarded(&cuCtxCreate_v4::HOOK, device, || UNSAID, call);
-    fn cuGraphInstantiate(executable: *mut usize, graph: usize, node: *mut usize, log: *mut c_char, size: usize)
-        |call| guarded(&cuGraphInstantiate::HOOK, CURRENT_DEVICE, || UNSAID, call);
-    fn cuGraphInstantiate_v2(executable: *mut usize, graph: usize, node: *mut usize, log: *mut c_char, size: usize)
-        |call| guarded(&cuGraphInstantiate_v2::HOOK, CURRENT_DEVICE, || UNSAID, call);
+    fn cuGraphInstantiate(
+        executable: *mut usize, graph: usize, node: *mut usize, log: *mut c_char, size: usize,
+    ) |call| guarded(&cuGraphInstantiate::HOOK, CURRENT_DEVICE, || UNSAID, call);
+    fn cuGraphInstantiate_v2(
+        executable: *mut usize, graph: usize, node: *mut usize, log: *mut c_char, size: usize,
+    ) |call| guarded(&cuGraphInstantiate_v2::HOOK, CURRENT_DEVICE, || UNSAID, call);
     fn cuGraphInstantiateWithFlags(executable: *mut usize, graph: usize, flags: u64)
         |call| guarded(&cuGraphInstantiateWithFlags::HOOK, CURRENT_DEVICE, || UNSAID, call);
     fn cuGraphInstantiateWithParams(executable: *mut usize, graph: usize, parameters: *mut c_void)

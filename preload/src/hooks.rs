@@ -153,11 +153,13 @@ macro_rules! hooks {
             /// The hook stands in a module of the function's name.
             pub mod $name {
                 use core::ffi::CStr;
-                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                const TEXT: &str = concat!(stringify!($name), "\0");
+                const NAME: &CStr = match CStr::from_bytes_with_nul(TEXT.as_bytes()) {
                     Ok(name) => name,
                     Err(_) => c"",
                 };
-                pub static HOOK: $crate::hooks::Hook = $crate::hooks::Hook::new(NAME, super::$name as *const ());
+                pub static HOOK: $crate::hooks::Hook =
+                    $crate::hooks::Hook::new(NAME, super::$name as *const ());
             }
 
             /// # Safety

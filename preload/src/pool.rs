@@ -25,7 +25,8 @@ macro_rules! functions {
             fn load(library: *mut c_void) -> Option<Pool> {
                 Some(Pool {
                     $($field: {
-                        let found = stub::ask(library, concat!(stringify!($symbol), "\0").as_ptr().cast(), ptr::null());
+                        let name = concat!(stringify!($symbol), "\0");
+                        let found = stub::ask(library, name.as_ptr().cast(), ptr::null());
                         if found.is_null() {
                             return None;
                         }

@@ -52,7 +52,9 @@ macro_rules! functions {
                 return code::NOT_FOUND;
             }
             // SAFETY: the type is that of cuda.h for this name; pointers are to locals of the callers below.
-            unsafe { transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> CuResult>(address)($($arg),*) }
+            unsafe {
+                transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> CuResult>(address)($($arg),*)
+            }
         })*
     };
 }

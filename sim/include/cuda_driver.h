@@ -194,8 +194,8 @@ typedef void (*CUhostFn)(void *userData);
 /* ---- functions ---- */
 
 /*
- * F(name without "cu", exported symbol, parameters), each answering a CUresult. The symbol is the form that the
- * name means to a program built with CUDA 12; where another form is used too, its number is in the name.
+ * F(name without "cu", exported symbol, parameters), each answering a CUresult. The symbol is the form that
+ * the name means to a program built with CUDA 12; where another form is used too, its number is in the name.
  */
 #define CUDA_DRIVER_FUNCTIONS(F)                                                                            \
   F(Init, cuInit, (unsigned flags))                                                                         \

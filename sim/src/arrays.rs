@@ -169,7 +169,8 @@ exports! {
     fn cuMemAllocManaged(out: Out<u64>, size: usize, flags: u32) => managed(out, size, flags);
     fn cuArrayCreate_v2(out: Out<usize>, shape: In<Descriptor2>)
         => create_in(&ARRAYS, out, Descriptor3::of(shape.get()?), 1);
-    fn cuArray3DCreate_v2(out: Out<usize>, shape: In<Descriptor3>) => create_in(&ARRAYS, out, shape.get()?, 1);
+    fn cuArray3DCreate_v2(out: Out<usize>, shape: In<Descriptor3>)
+        => create_in(&ARRAYS, out, shape.get()?, 1);
     fn cuArrayDestroy(array: usize) => destroy_in(&ARRAYS, array);
     fn cuArrayGetDescriptor_v2(out: Out<Descriptor2>, array: usize) => descriptor(out, array);
     fn cuArray3DGetDescriptor_v2(out: Out<Descriptor3>, array: usize) => descriptor_3d(out, array);

@@ -246,16 +246,19 @@ macro_rules! exports {
             address: $crate::call::Address($done as *const ()),
         }),*];
     };
-    (@next [$($done:ident)*] fn $name:ident ($($arg:ident : $type:ty),* $(,)?) => $body:expr; $($rest:tt)*) => {
+    (@next [$($done:ident)*]
+        fn $name:ident ($($arg:ident : $type:ty),* $(,)?) => $body:expr; $($rest:tt)*) => {
         exports!(@one true, $name ($($arg: $type),*) $body);
         exports!(@next [$($done)* $name] $($rest)*);
     };
-    (@next [$($done:ident)*] early fn $name:ident ($($arg:ident : $type:ty),* $(,)?) => $body:expr; $($rest:tt)*) => {
+    (@next [$($done:ident)*]
+        early fn $name:ident ($($arg:ident : $type:ty),* $(,)?) => $body:expr; $($rest:tt)*) => {
         exports!(@one false, $name ($($arg: $type),*) $body);
         exports!(@next [$($done)* $name] $($rest)*);
     };
     (@next [$($done:ident)*]
-        stream fn $plain:ident, $per:ident ($($arg:ident : $type:ty),* ; $s:ident $(; $($more:ident : $mtype:ty),*)?)
+        stream fn $plain:ident, $per:ident
+        ($($arg:ident : $type:ty),* ; $s:ident $(; $($more:ident : $mtype:ty),*)?)
         => $body:expr; $($rest:tt)*) => {
         exports!(@one true, $plain ($($arg: $type,)* $s: usize $($(, $more: $mtype)*)?) {
             let $s = $crate::stream::StreamArg::legacy($s);

@@ -454,7 +454,8 @@ exports! {
         => info(s, status, Info { id, graph, dependencies, edges, count });
     stream fn cuStreamUpdateCaptureDependencies, cuStreamUpdateCaptureDependencies_ptsz(; s; nodes: In<usize>,
         count: usize, flags: u32) => update_dependencies(s, nodes, count, flags);
-    stream fn cuStreamUpdateCaptureDependencies_v2, cuStreamUpdateCaptureDependencies_v2_ptsz(; s; nodes: In<usize>,
-        _edges: usize, count: usize, flags: u32) => update_dependencies(s, nodes, count, flags);
+    stream fn cuStreamUpdateCaptureDependencies_v2, cuStreamUpdateCaptureDependencies_v2_ptsz(; s;
+        nodes: In<usize>, _edges: usize, count: usize, flags: u32)
+        => update_dependencies(s, nodes, count, flags);
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) => exchange_mode(mode);
 }

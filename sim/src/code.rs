@@ -101,9 +101,11 @@ codes! {
     903 "ERROR_STREAM_CAPTURE_UNMATCHED" "capture was not ended in the same stream as it began"
     904 "ERROR_STREAM_CAPTURE_UNJOINED" "capturing stream has unjoined work"
     905 "ERROR_STREAM_CAPTURE_ISOLATION" "dependency created on uncaptured work in another stream"
-    906 "ERROR_STREAM_CAPTURE_IMPLICIT" "operation would make the legacy stream depend on a capturing blocking stream"
+    906 "ERROR_STREAM_CAPTURE_IMPLICIT"
+        "operation would make the legacy stream depend on a capturing blocking stream"
     907 "ERROR_CAPTURED_EVENT" "operation not permitted on an event last recorded in a capturing stream"
-    908 "ERROR_STREAM_CAPTURE_WRONG_THREAD" "attempt to terminate a thread-local capture sequence from another thread"
+    908 "ERROR_STREAM_CAPTURE_WRONG_THREAD"
+        "attempt to terminate a thread-local capture sequence from another thread"
     909 "ERROR_TIMEOUT" "wait operation timed out"
     999 "ERROR_UNKNOWN" "unknown error"
 }

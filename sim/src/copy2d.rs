@@ -173,7 +173,8 @@ exports! {
         => linear(in_array(to, at), Ok(Device(from)), size, s, Sync);
     implicit fn cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds(to: u64, from: usize, at: usize, size: usize; s)
         => linear(Ok(Device(to)), in_array(from, at), size, s, Sync);
-    implicit fn cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds(to: usize, to_at: usize, from: usize, from_at: usize, size: usize; s)
+    implicit fn cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds(
+        to: usize, to_at: usize, from: usize, from_at: usize, size: usize; s)
         => linear(in_array(to, to_at), in_array(from, from_at), size, s, Sync);
     stream fn cuMemcpyHtoAAsync_v2, cuMemcpyHtoAAsync_v2_ptsz(to: usize, at: usize, from: u64, size: usize; s)
         => linear(in_array(to, at), Ok(Host(from)), size, s, Async);
@@ -182,9 +183,11 @@ exports! {
     implicit fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(copy: In<Copy2>; s) => copy_flat(copy.get()?, s, Sync);
     implicit fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(copy: In<Copy2>; s)
         => copy_flat(copy.get()?, s, Sync);
-    stream fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: In<Copy2>; s) => copy_flat(copy.get()?, s, Async);
+    stream fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(copy: In<Copy2>; s)
+        => copy_flat(copy.get()?, s, Async);
     implicit fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(copy: In<Copy3>; s) => copy_box(copy.get()?, s, Sync);
-    stream fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(copy: In<Copy3>; s) => copy_box(copy.get()?, s, Async);
+    stream fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(copy: In<Copy3>; s)
+        => copy_box(copy.get()?, s, Async);
     implicit fn cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(copy: In<Copy3>; s) => copy_box(copy.get()?, s, Sync);
     stream fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(copy: In<Copy3>; s)
         => copy_box(copy.get()?, s, Async);

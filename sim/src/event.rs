@@ -308,7 +308,8 @@ exports! {
     fn cuEventElapsedTime_v2(out: Out<f32>, start: usize, end: usize) => elapsed(out, start, end);
     fn cuCtxRecordEvent(context: usize, event: usize) => record_context(context, event);
     fn cuCtxWaitEvent(context: usize, event: usize) => wait_context(context, event);
-    stream fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(event: usize; s; flags: u32) => record(event, s, flags);
+    stream fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(event: usize; s; flags: u32)
+        => record(event, s, flags);
 }
 
 /// A null event is refused even before the driver is initialised.

@@ -156,7 +156,8 @@ exports! {
     fn cuMemAllocHost_v2(out: Out<u64>, size: usize) => allocate(out, size, 0);
     fn cuMemHostAlloc(out: Out<u64>, size: usize, flags: u32) => allocate(out, size, flags);
     fn cuMemFreeHost(address: u64) => free(address);
-    fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: u64, flags: u32) => device_pointer(out, address, flags);
+    fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: u64, flags: u32)
+        => device_pointer(out, address, flags);
     fn cuMemHostGetFlags(out: Out<u32>, address: u64) => get_flags(out, address);
     fn cuMemHostRegister(address: u64, size: usize, flags: u32) => register(address, size, flags);
     fn cuMemHostRegister_v2(address: u64, size: usize, flags: u32) => register(address, size, flags);

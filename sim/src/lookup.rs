@@ -55,6 +55,7 @@ fn second_form(name: In<c_char>, out: Out<usize>, version: i32, flags: u64, stat
 exports! {
     early fn cuGetProcAddress(name: In<c_char>, out: Out<usize>, version: i32, flags: u64)
         => first_form(name, out, version, flags);
-    early fn cuGetProcAddress_v2(name: In<c_char>, out: Out<usize>, version: i32, flags: u64, status: Out<i32>)
+    early fn cuGetProcAddress_v2(
+        name: In<c_char>, out: Out<usize>, version: i32, flags: u64, status: Out<i32>)
         => second_form(name, out, version, flags, status);
 }

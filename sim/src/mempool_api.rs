@@ -236,9 +236,12 @@ exports! {
     fn cuMemPoolGetAttribute(pool: usize, which: i32, out: Out<u8>) => get_attribute(pool, which, out);
     fn cuMemPoolSetAttribute(pool: usize, which: i32, value: In<u8>) => set_attribute(pool, which, value);
     fn cuMemPoolTrimTo(pool: usize, keep: usize) => trim(pool, keep);
-    fn cuMemPoolSetAccess(pool: usize, rights: In<AccessRights>, count: usize) => set_access(pool, rights, count);
-    fn cuMemPoolGetAccess(out: Out<i32>, pool: usize, location: In<Location>) => get_access(out, pool, location);
-    fn cuMemPoolExportToShareableHandle(_out: usize, pool: usize, _kind: i32, _flags: u64) => not_shareable(pool);
+    fn cuMemPoolSetAccess(pool: usize, rights: In<AccessRights>, count: usize)
+        => set_access(pool, rights, count);
+    fn cuMemPoolGetAccess(out: Out<i32>, pool: usize, location: In<Location>)
+        => get_access(out, pool, location);
+    fn cuMemPoolExportToShareableHandle(_out: usize, pool: usize, _kind: i32, _flags: u64)
+        => not_shareable(pool);
     fn cuMemPoolImportFromShareableHandle(_out: usize, _handle: usize, _kind: i32, _flags: u64)
         => capture::unsafe_call().and(Err(code::NOT_SUPPORTED));
     fn cuMemPoolExportPointer(_out: usize, _address: u64)
@@ -248,8 +251,10 @@ exports! {
     fn cuDeviceGetDefaultMemPool(out: Out<usize>, device: i32) => default_pool(out, device);
     fn cuDeviceGetMemPool(out: Out<usize>, device: i32) => current_pool(out, device);
     fn cuDeviceSetMemPool(device: i32, pool: usize) => set_current_pool(device, pool);
-    stream fn cuMemAllocAsync, cuMemAllocAsync_ptsz(out: Out<u64>, size: usize; s) => allocate(out, size, None, s);
-    stream fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(out: Out<u64>, size: usize, pool: usize; s)
+    stream fn cuMemAllocAsync, cuMemAllocAsync_ptsz(out: Out<u64>, size: usize; s)
+        => allocate(out, size, None, s);
+    stream fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(
+        out: Out<u64>, size: usize, pool: usize; s)
         => allocate(out, size, Some(pool), s);
     stream fn cuMemFreeAsync, cuMemFreeAsync_ptsz(address: u64; s) => free(address, s);
 }

@@ -200,17 +200,20 @@ fn attach(address: u64, s: crate::stream::StreamArg) -> Res {
 }
 
 exports! {
-    stream fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(; s; address: u64, _length: usize, _flags: u32)
+    stream fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(; s;
+        address: u64, _length: usize, _flags: u32)
         => attach(address, s);
     fn cuPointerGetAttribute(out: Out<u8>, which: i32, address: u64) => get(out, which, address);
     fn cuPointerGetAttributes(count: u32, which: In<i32>, outputs: In<Out<u8>>, address: u64)
         => get_list(count, which, outputs, address);
     fn cuPointerSetAttribute(value: In<i32>, which: i32, address: u64) => set(value, which, address);
-    fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) => address_range(base, size, address);
+    fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64)
+        => address_range(base, size, address);
     fn cuMemAdvise(address: u64, size: usize, _advice: i32, _device: i32) => advise(address, size);
     fn cuMemAdvise_v2(address: u64, size: usize, _advice: i32, _location: u64) => advise(address, size);
     stream fn cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz(address: u64, size: usize, _device: i32; s)
         => prefetch(address, size, s);
-    stream fn cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz(address: u64, size: usize, _location: u64, _flags: u32; s)
+    stream fn cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz(
+        address: u64, size: usize, _location: u64, _flags: u32; s)
         => prefetch(address, size, s);
 }

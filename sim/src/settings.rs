@@ -93,7 +93,8 @@ exports! {
         => get_stream_attribute(s, out);
     stream fn cuStreamSetAttribute, cuStreamSetAttribute_ptsz(; s; _which: u32, _value: usize)
         => set_stream_attribute(s);
-    fn cuDeviceGetGraphMemAttribute(device: i32, which: u32, out: Out<u64>) => graph_memory(out, device, which);
+    fn cuDeviceGetGraphMemAttribute(device: i32, which: u32, out: Out<u64>)
+        => graph_memory(out, device, which);
     fn cuDeviceGraphMemTrim(device: i32) => device::get(device).map(|_| ());
     fn cuCtxGetLimit(out: Out<usize>, which: u32) => get_limit(out, which);
     fn cuCtxSetLimit(which: u32, value: usize) => set_limit(which, value);

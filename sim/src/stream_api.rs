@@ -78,13 +78,20 @@ exports! {
     early fn cuStreamDestroy_v2(stream: usize) => destroy(stream);
     stream fn cuStreamQuery, cuStreamQuery_ptsz(; s) => query(s);
     stream fn cuStreamSynchronize, cuStreamSynchronize_ptsz(; s) => synchronize(s);
-    stream fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(; s; event: usize, flags: u32) => event::wait_on_stream(s, event, flags);
+    stream fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(; s; event: usize, flags: u32)
+        => event::wait_on_stream(s, event, flags);
     stream fn cuStreamGetCtx, cuStreamGetCtx_ptsz(; s; out: Out<usize>) => get_context(s, out);
-    stream fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(; s; out: Out<usize>, green: Out<usize>) => get_context_v2(s, out, green);
+    stream fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(; s; out: Out<usize>, green: Out<usize>)
+        => get_context_v2(s, out, green);
     stream fn cuStreamGetId, cuStreamGetId_ptsz(; s; out: Out<u64>) => get(s, out, |stream| stream.id);
-    stream fn cuStreamGetFlags, cuStreamGetFlags_ptsz(; s; out: Out<u32>) => get(s, out, |stream| stream.flags);
-    stream fn cuStreamGetPriority, cuStreamGetPriority_ptsz(; s; out: Out<i32>) => get(s, out, |stream| stream.priority);
-    stream fn cuStreamGetDevice, cuStreamGetDevice_ptsz(; s; out: Out<i32>) => get(s, out, |stream| stream.context.device as i32);
-    stream fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(; s; function: HostFunction, data: usize) => host_function(s, function, data);
-    stream fn cuStreamAddCallback, cuStreamAddCallback_ptsz(; s; function: Callback, data: usize, flags: u32) => callback(s, function, data, flags);
+    stream fn cuStreamGetFlags, cuStreamGetFlags_ptsz(; s; out: Out<u32>)
+        => get(s, out, |stream| stream.flags);
+    stream fn cuStreamGetPriority, cuStreamGetPriority_ptsz(; s; out: Out<i32>)
+        => get(s, out, |stream| stream.priority);
+    stream fn cuStreamGetDevice, cuStreamGetDevice_ptsz(; s; out: Out<i32>)
+        => get(s, out, |stream| stream.context.device as i32);
+    stream fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(; s; function: HostFunction, data: usize)
+        => host_function(s, function, data);
+    stream fn cuStreamAddCallback, cuStreamAddCallback_ptsz(; s; function: Callback, data: usize, flags: u32)
+        => callback(s, function, data, flags);
 }

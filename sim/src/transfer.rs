@@ -203,17 +203,23 @@ exports! {
         => fill(to, 0, value as u32, 2, n, 1, s, Async);
     stream fn cuMemsetD32Async, cuMemsetD32Async_ptsz(to: u64, value: u32, n: usize; s)
         => fill(to, 0, value, 4, n, 1, s, Async);
-    implicit fn cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds(to: u64, pitch: usize, value: u8, width: usize, height: usize; s)
+    implicit fn cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds(
+        to: u64, pitch: usize, value: u8, width: usize, height: usize; s)
         => fill(to, pitch, value as u32, 1, width, height, s, Sync);
-    implicit fn cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds(to: u64, pitch: usize, value: u16, width: usize, height: usize; s)
+    implicit fn cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds(
+        to: u64, pitch: usize, value: u16, width: usize, height: usize; s)
         => fill(to, pitch, value as u32, 2, width, height, s, Sync);
-    implicit fn cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds(to: u64, pitch: usize, value: u32, width: usize, height: usize; s)
+    implicit fn cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds(
+        to: u64, pitch: usize, value: u32, width: usize, height: usize; s)
         => fill(to, pitch, value, 4, width, height, s, Sync);
-    stream fn cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz(to: u64, pitch: usize, value: u8, width: usize, height: usize; s)
+    stream fn cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz(
+        to: u64, pitch: usize, value: u8, width: usize, height: usize; s)
         => fill(to, pitch, value as u32, 1, width, height, s, Async);
-    stream fn cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz(to: u64, pitch: usize, value: u16, width: usize, height: usize; s)
+    stream fn cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz(
+        to: u64, pitch: usize, value: u16, width: usize, height: usize; s)
         => fill(to, pitch, value as u32, 2, width, height, s, Async);
-    stream fn cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz(to: u64, pitch: usize, value: u32, width: usize, height: usize; s)
+    stream fn cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz(
+        to: u64, pitch: usize, value: u32, width: usize, height: usize; s)
         => fill(to, pitch, value, 4, width, height, s, Async);
 
     implicit fn cuMemcpy, cuMemcpy_ptds(to: u64, from: u64, size: usize; s)
@@ -232,8 +238,10 @@ exports! {
         => copy(Device(to), Device(from), size, s, Sync);
     stream fn cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz(to: u64, from: u64, size: usize; s)
         => copy(Device(to), Device(from), size, s, Async);
-    implicit fn cuMemcpyPeer, cuMemcpyPeer_ptds(to: u64, to_context: usize, from: u64, from_context: usize, size: usize; s)
+    implicit fn cuMemcpyPeer, cuMemcpyPeer_ptds(
+        to: u64, to_context: usize, from: u64, from_context: usize, size: usize; s)
         => peer_copy((to, to_context), (from, from_context), size, s, Sync);
-    stream fn cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz(to: u64, to_context: usize, from: u64, from_context: usize, size: usize; s)
+    stream fn cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz(
+        to: u64, to_context: usize, from: u64, from_context: usize, size: usize; s)
         => peer_copy((to, to_context), (from, from_context), size, s, Async);
 }

@@ -420,7 +420,9 @@ exports! {
     fn cuMemUnmap(base: u64, size: usize) => unmap(base, size);
     fn cuMemSetAccess(base: u64, size: usize, rights: In<AccessRights>, count: usize)
         => set_access(base, size, rights, count);
-    fn cuMemGetAccess(out: Out<u64>, location: In<Location>, address: u64) => get_access(out, location, address);
+    fn cuMemGetAccess(out: Out<u64>, location: In<Location>, address: u64)
+        => get_access(out, location, address);
     fn cuMemRetainAllocationHandle(out: Out<u64>, address: u64) => retain(out, address);
-    fn cuMemGetAllocationPropertiesFromHandle(out: Out<Properties>, handle: u64) => properties_of(out, handle);
+    fn cuMemGetAllocationPropertiesFromHandle(out: Out<Properties>, handle: u64)
+        => properties_of(out, handle);
 }

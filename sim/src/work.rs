@@ -246,7 +246,8 @@ fn perform(stream: &Arc<Stream>, work: Work) {
     let fault = fault.filter(|_| context.check_error().is_ok());
     if let Some(address) = fault {
         report::misuse(&format!(
-            "work of stream {} of context {} touches {address:#x}, which it may not (unmapped, freed or without access)",
+            "work of stream {} of context {} touches {address:#x}, \
+             which it may not (unmapped, freed or without access)",
             stream.id, context.id
         ));
         context.fail(code::ILLEGAL_ADDRESS);

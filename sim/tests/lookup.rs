@@ -32,7 +32,8 @@ tests! {
         let cu = Cuda::open();
         let mut found = 0;
         for (base, since, default, per_thread) in table().filter(|row| row.1 <= 12080) {
-            for (flags, symbol) in [(0, Some(default)), (1, Some(default)), (2, per_thread), (3, per_thread)] {
+            let default = Some(default);
+            for (flags, symbol) in [(0, default), (1, default), (2, per_thread), (3, per_thread)] {
                 let expected = match symbol {
                     None => continue,
                     Some(symbol) => cu.has(symbol),

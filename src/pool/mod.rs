@@ -2,8 +2,8 @@
 //! runs out.
 //!
 //! The modules in the order in which each knows only those before it: [`types`], [`options`], [`settings`],
-//! [`waiters`], [`arena`], [`registry`], [`pools`], [`oom`], [`api`], [`graphs`]. The boundary calls [`api`] and
-//! [`graphs`].
+//! [`waiters`], [`arena`], [`registry`], [`pools`], [`oom`], [`api`], [`graphs`]. The boundary calls [`api`]
+//! and [`graphs`].
 
 pub mod api;
 pub mod arena;

@@ -44,8 +44,8 @@ pub fn any() -> bool {
     COUNT.load(Relaxed) != 0
 }
 
-/// Tells the waiters, if there are any, that something was freed, given back or allowed, or that their pool or
-/// context has gone.
+/// Tells the waiters, if there are any, that something was freed, given back or allowed, or that their pool
+/// or context has gone.
 #[inline]
 pub fn tell() {
     if any() {

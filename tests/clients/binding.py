@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The ctypes binding of examples/python, and the addresses that it gives to runtimes, on the driver that the loader finds."""
+"""The ctypes binding of examples/python, and the addresses that it gives to runtimes, on the driver that the
+loader finds."""
 
 import ctypes
 
@@ -33,7 +34,11 @@ def check_binding():
             true("it tells how much", str(min(size, 2**64 - 1)) in str(error))
         else:
             raise SystemExit(f"{size} bytes were to be had")
-    for call in (lambda: cudapool.alloc(-1), lambda: cudapool.alloc(512, device=1 << 32), lambda: cudapool.trim(-1)):
+    for call in (
+        lambda: cudapool.alloc(-1),
+        lambda: cudapool.alloc(512, device=1 << 32),
+        lambda: cudapool.trim(-1),
+    ):
         try:
             call()
         except ValueError:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""cuda.core with its buffers from cudapool: examples/python/cudapool_cuda_core.py on the driver that the loader finds."""
+"""cuda.core with its buffers from cudapool: examples/python/cudapool_cuda_core.py on the driver that the
+loader finds."""
 
 import ctypes
 import gc
@@ -20,7 +21,8 @@ def check_buffers(device, resource):
     info = cudapool.query(address + 17)
     equal("the block of a buffer", (info["base"], info["requested_size"]), (address, SIZE))
     equal("its owner and device", (info["owner"], info["device"]), (b"cuda.core", device.device_id))
-    equal("what a buffer says of itself", (first.size, first.device_id, first.is_host_accessible), (SIZE, 0, False))
+    said = (first.size, first.device_id, first.is_host_accessible)
+    equal("what a buffer says of itself", said, (SIZE, 0, False))
 
     host = LegacyPinnedMemoryResource().allocate(SIZE, stream=stream)
     first.fill(0x5A, stream=stream)

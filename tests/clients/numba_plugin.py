@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""numba-cuda with its device arrays from cudapool: examples/python/cudapool_numba.py, named by the environment variable
-NUMBA_CUDA_MEMORY_MANAGER as a user names it, on the driver that the loader finds. No kernel is launched.
+"""numba-cuda with its device arrays from cudapool: examples/python/cudapool_numba.py, named by the
+environment variable NUMBA_CUDA_MEMORY_MANAGER as a user names it, on the driver that the loader finds. No
+kernel is launched.
 """
 
 import numpy
@@ -16,7 +17,8 @@ def check_arrays_are_blocks():
     array = cuda.to_device(data)
     address = array.__cuda_array_interface__["data"][0]
     info = cudapool.query(address)
-    equal("the block of an array", (info["base"], info["requested_size"], info["owner"]), (address, data.nbytes, b"numba"))
+    known = (info["base"], info["requested_size"], info["owner"])
+    equal("the block of an array", known, (address, data.nbytes, b"numba"))
     true("to the device and back", numpy.array_equal(array.copy_to_host(), data))
     copy = cuda.device_array_like(data)
     copy.copy_to_device(array)

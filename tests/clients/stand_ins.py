@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The adapters for PyTorch and CuPy, which need a GPU to run, on stand-ins for what they take from these: which stream a block is freed
-on, and how long the allocator of a pool lives.
+"""The adapters for PyTorch and CuPy, which need a GPU to run, on stand-ins for what they take from these:
+which stream a block is freed on, and how long the allocator of a pool lives.
 """
 
 import gc
@@ -79,7 +79,8 @@ def check_torch():
             gone.append("pool")
 
     torch = types.ModuleType("torch")
-    torch.cuda = types.SimpleNamespace(memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=Pool)
+    memory = types.SimpleNamespace(CUDAPluggableAllocator=Allocator)
+    torch.cuda = types.SimpleNamespace(memory=memory, MemPool=Pool)
     sys.modules["torch"] = torch
     import cudapool_torch
 

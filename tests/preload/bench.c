@@ -1,6 +1,7 @@
-/* bench.c: what the preload shim costs. Each figure is a ratio or a difference within one run, the wrapped call beside the driver's own
- * of the same process. Run under the shim; CUDAPOOL_PRELOAD says what is measured. Exit code 1 if a pass-through takes more than
- * BOUND_NS over the call itself in each of several attempts. */
+/* bench.c: what the preload shim costs. Each figure is a ratio or a difference within one run, the wrapped
+ * call beside the driver's own of the same process. Run under the shim; CUDAPOOL_PRELOAD says what is
+ * measured. Exit code 1 if a pass-through takes more than BOUND_NS over the call itself in each of several
+ * attempts. */
 
 #define CHECK_WITHOUT_LIBRARY
 #include "check.h"
@@ -118,12 +119,12 @@ static void pairs(const char *what, alloc_function alloc, free_function free_it,
       times[round] = pair(alloc, free_it, sizes[i], count) / 1000;
       ratios[round] = times[round] / own[round];
     }
-    printf("cuMemAlloc + cuMemFree of %6zu KiB, %s: %7.2f us, the driver's own %7.2f us, ratio %.3f\n", sizes[i] / KIB, what,
-           median(times, ROUNDS), median(own, ROUNDS), median(ratios, ROUNDS));
+    printf("cuMemAlloc + cuMemFree of %6zu KiB, %s: %7.2f us, the driver's own %7.2f us, ratio %.3f\n",
+           sizes[i] / KIB, what, median(times, ROUNDS), median(own, ROUNDS), median(ratios, ROUNDS));
   }
 }
 
-/* A rescued call beside its parts done by hand: the refused call, the question to the pool, the second call. */
+/* A rescued call beside its parts done by hand: the refused call, asking the pool, the second call. */
 static void rescue(alloc_function wrapped, alloc_function own_alloc, free_function own_free) {
   __typeof__(&pool_alloc) take;
   __typeof__(&pool_free) give;
@@ -170,7 +171,8 @@ static void rescue(alloc_function wrapped, alloc_function own_alloc, free_functi
     ratios[round] = times[0] / times[1];
     parts[round] = times[1];
   }
-  printf("a rescued cuMemAlloc of 4 GiB: %.2f of its parts by hand (%.0f us)\n", median(ratios, 31), median(parts, 31) * 1e3);
+  printf("a rescued cuMemAlloc of 4 GiB: %.2f of its parts by hand (%.0f us)\n", median(ratios, 31),
+         median(parts, 31) * 1e3);
 }
 
 int main(int count, char **arguments) {

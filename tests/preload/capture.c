@@ -2,7 +2,8 @@
  *
  *   capture WAY driver|guard|pool
  *
- * The same checks hold in all modes: what the driver forbids in a capture stays forbidden, what it allows leaves the capture valid. */
+ * The same checks hold in all modes: what the driver forbids in a capture stays forbidden, what it allows
+ * leaves the capture valid. */
 
 #include "client.h"
 
@@ -89,7 +90,7 @@ static void only_graph_memory_is_freed_in_a_capture(void) {
   CU(MemFreeAsync(block, other));
 }
 
-/* Elsewhere life goes on, even short of memory; nothing that the pool does to get some may break the capture. */
+/* Elsewhere life goes on, even short of memory; nothing that the pool does for it may break the capture. */
 static void other_streams_go_on(void) {
   CUdeviceptr blocks[14], target = 0;
   int i, round;

@@ -3,10 +3,10 @@
 
 usage: check_lookup.py LIBCUDA SHIM
 
-Without a device, and before cuInit: every symbol of the lookup table by dlsym, and every base name by both forms of
-cuGetProcAddress at every version where its answer changes and at odd ones, under all flags. The shim may differ in the pointers
-that it wraps, all of them and no other, and nowhere in a result, a status, or an untouched output. What cuGetProcAddress finds
-must be what dlsym finds.
+Without a device, and before cuInit: every symbol of the lookup table by dlsym, and every base name by both
+forms of cuGetProcAddress at every version where its answer changes and at odd ones, under all flags. The shim
+may differ in the pointers that it wraps, all of them and no other, and nowhere in a result, a status, or an
+untouched output. What cuGetProcAddress finds must be what dlsym finds.
 
 Exit code 0: so it is; 1: it is not, and the differences are listed.
 """
@@ -71,7 +71,8 @@ def dump(path):
     for symbol in symbols + ["cu", "cuNoSuchName", "cudaMalloc", "malloc"]:
         print(f"dlsym {symbol} = {name(process.dlsym(library._handle, symbol.encode()))}")
         # Nobody has made it known to the whole program.
-        print(f"global {symbol} = {name(process.dlsym(None, symbol.encode())) if symbol != 'malloc' else '-'}")
+        everywhere = name(process.dlsym(None, symbol.encode())) if symbol != "malloc" else "-"
+        print(f"global {symbol} = {everywhere}")
     forms = {}
     for form, symbol in (("v1", "cuGetProcAddress"), ("v2", "cuGetProcAddress_v2")):
         address = process.dlsym(library._handle, symbol.encode())
@@ -89,7 +90,8 @@ def dump(path):
                     for_status = [[], [ctypes.byref(status)], [None]]
                     for extra in for_status[1:] if form == "v2" else for_status[:1]:
                         result = function(base.encode(), ctypes.byref(pointer), version, flags, *extra)
-                        print(f"{form} {base} {version} {flags} = {result} {status.value} {name(pointer.value)}")
+                        answer = f"{result} {status.value} {name(pointer.value)}"
+                        print(f"{form} {base} {version} {flags} = {answer}")
 
 
 def answers(path, shim, mode):
@@ -97,10 +99,17 @@ def answers(path, shim, mode):
     if mode:
         environment.update(LD_PRELOAD=shim, CUDAPOOL_PRELOAD=mode)
     run = subprocess.run(
-        [sys.executable, __file__, "--dump", path], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, __file__, "--dump", path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if run.returncode != 0:
-        raise SystemExit(f"FAILED: the questions ended with {run.returncode} ({mode or 'without the shim'}): {run.stderr[-400:]}")
+        raise SystemExit(
+            f"FAILED: the questions ended with {run.returncode} ({mode or 'without the shim'}):"
+            f" {run.stderr[-400:]}"
+        )
     said = run.stderr.strip()
     expected = "CUDAPOOL_PRELOAD is \"wrong\"" if mode == "wrong" else ""
     if (said == "") != (expected == "") or expected not in said or len(said.splitlines()) > 1:
@@ -112,7 +121,8 @@ def wrapped_names(shim):
     listing = subprocess.run(
         ["nm", "-D", "--defined-only", shim], check=True, capture_output=True, text=True
     ).stdout
-    return {name for name in (line.split()[-1] for line in listing.splitlines()) if re.match(r"cu[A-Z]", name)}
+    names = (line.split()[-1] for line in listing.splitlines())
+    return {name for name in names if re.match(r"cu[A-Z]", name)}
 
 
 def main():

@@ -1,14 +1,16 @@
-/* client.h: a CUDA program as the shim meets it: it reaches the driver in one of the ways that programs have, and knows nothing of the
- * shim. Way and expectations come by the command line:
+/* client.h: a CUDA program as the shim meets it: it reaches the driver in one of the ways that programs have,
+ * and knows nothing of the shim. Way and expectations come by the command line:
  *
  *   client WAY        direct    linked with libcuda.so.1 (built with -DDIRECT)
  *                     dlsym     dlopen and dlsym
  *                     global    dlopen with RTLD_GLOBAL, dlsym of RTLD_DEFAULT
  *                     scope     dlsym of RTLD_DEFAULT alone, where the driver has been opened by linking
  *                     next      the same with RTLD_NEXT
- *                     v1:N, v2:N, v2:N:F   dlsym of cuGetProcAddress(_v2) alone, the rest by it, at version N, flags F
+ *                     v1:N, v2:N, v2:N:F
+ *                               dlsym of cuGetProcAddress(_v2) alone, the rest by it, at version N, flags F
  *
- * The pool is opened as a second part of the process would, by its name; CUDAPOOL_TEST_LIBRARY names a path instead. */
+ * The pool is opened as a second part of the process would, by its name; CUDAPOOL_TEST_LIBRARY names a path
+ * instead. */
 
 #ifndef CLIENT_H
 #define CLIENT_H
@@ -66,7 +68,8 @@ static inline void *driver_library(int mode) {
 }
 
 /* The function by cuGetProcAddress; NULL where it has none. */
-static inline void *by_lookup(void *library, int form, int version, unsigned long long flags, const char *base) {
+static inline void *by_lookup(void *library, int form, int version, unsigned long long flags,
+                              const char *base) {
   void *found = NULL;
   CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   if (form == 1) {
@@ -130,7 +133,8 @@ static inline void client_open(const char *way) {
 /* The pool's library, for a part of the process that knows it, and the simulated driver's knobs. */
 static inline void helpers_open(void) {
   const char *path = getenv("CUDAPOOL_TEST_LIBRARY");
-  void *library = need(dlopen(path != NULL ? path : "libcudapool.so", RTLD_NOW | RTLD_LOCAL), "libcudapool.so");
+  void *library =
+      need(dlopen(path != NULL ? path : "libcudapool.so", RTLD_NOW | RTLD_LOCAL), "libcudapool.so");
   void *driver = driver_library(RTLD_LOCAL);
 #define TAKE(name) cuda_driver_symbol(library, "pool_" #name, &pool.name)
   TAKE(alloc), TAKE(alloc_with), TAKE(free), TAKE(trim), TAKE(get_stats);

@@ -1,4 +1,4 @@
-/* contexts.c: contexts that are missing, of others, destroyed, reset and released, as a program sees its memory in them.
+/* contexts.c: a program's memory in contexts that are missing, of others, destroyed, reset and released.
  *
  *   contexts WAY driver|pool
  *

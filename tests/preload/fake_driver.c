@@ -1,5 +1,5 @@
-/* fake_driver.c: a library that looks like a driver, with versions of its symbols; it has no memory. The driver's declarations
- * see to it that it looks like one to the compiler too. */
+/* fake_driver.c: a library that looks like a driver, with versions of its symbols; it has no memory. The
+ * driver's declarations see to it that it looks like one to the compiler too. */
 
 #include "cuda_driver.h"
 

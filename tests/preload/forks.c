@@ -16,7 +16,8 @@ static int child(void) {
   CHECK_EQ(cu.MemAllocAsync(&ptr, 100, NULL), CUDA_ERROR_NOT_INITIALIZED);
   CHECK_EQ(cu.MemFreeAsync(of_parent, NULL), CUDA_ERROR_NOT_INITIALIZED);
   CHECK_EQ(cu.MemGetAddressRange(&ptr, &size, of_parent), CUDA_ERROR_NOT_INITIALIZED);
-  CHECK_EQ(cu.PointerGetAttribute(&ptr, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, of_parent), CUDA_ERROR_NOT_INITIALIZED);
+  CHECK_EQ(cu.PointerGetAttribute(&ptr, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, of_parent),
+           CUDA_ERROR_NOT_INITIALIZED);
   return check_failures != 0;
 }
 

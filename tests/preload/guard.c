@@ -71,7 +71,8 @@ static void pitched_and_managed(void) {
 
 static void arrays(void) {
   CUDA_ARRAY_DESCRIPTOR flat = {32768, 8192, CU_AD_FORMAT_FLOAT, 4};
-  CUDA_ARRAY3D_DESCRIPTOR deep = {2048, 1024, 128, CU_AD_FORMAT_FLOAT, 4, 0}, first_of_many = {1024, 1024, 128, CU_AD_FORMAT_FLOAT, 4, 0};
+  CUDA_ARRAY3D_DESCRIPTOR deep = {2048, 1024, 128, CU_AD_FORMAT_FLOAT, 4, 0};
+  CUDA_ARRAY3D_DESCRIPTOR first_of_many = {1024, 1024, 128, CU_AD_FORMAT_FLOAT, 4, 0};
   CUarray array = NULL;
   CUmipmappedArray mipmapped = NULL;
   refill();

@@ -1,5 +1,6 @@
-/* lonely.c: a program that uses CUDA and nothing else: one allocation, from another working folder than it was started in, and one that is
- * freed late, after the handlers that driver and pool have for the end of the process.
+/* lonely.c: a program that uses CUDA and nothing else: one allocation, from another working folder than it
+ * was started in, and one that is freed late, after the handlers that driver and pool have for the end of the
+ * process.
  *
  *   lonely WAY MEBIBYTES RESULT */
 

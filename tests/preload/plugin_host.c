@@ -1,5 +1,5 @@
-/* plugin_host.c: a program without CUDA that opens a client as a plugin, for itself alone: the plugin is linked with the driver, and the rest
- * of the process does not see it.
+/* plugin_host.c: a program without CUDA that opens a client as a plugin, for itself alone: the plugin is
+ * linked with the driver, and the rest of the process does not see it.
  *
  *   plugin_host PLUGIN ARGUMENTS... */
 

@@ -1,5 +1,6 @@
-/* runtime.c: a program on NVIDIA's runtime library, without a device: every result and message is printed, and must be the same with the
- * preload shim and without it. Linked with the library, or with its static form, or (built with -DOPENED) opening it. */
+/* runtime.c: a program on NVIDIA's runtime library, without a device: every result and message is printed,
+ * and must be the same with the preload shim and without it. Linked with the library, or with its static
+ * form, or (built with -DOPENED) opening it. */
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -25,7 +26,8 @@ typedef struct CUstream_st *cudaStream_t;
   F(int, cudaDeviceSynchronize, (void))                                                 \
   F(int, cudaDeviceReset, (void))                                                       \
   F(int, cudaGetLastError, (void))                                                      \
-  F(int, cudaGetDriverEntryPoint, (const char *name, void **function, unsigned long long flags, int *status)) \
+  F(int, cudaGetDriverEntryPoint,                                                       \
+    (const char *name, void **function, unsigned long long flags, int *status))         \
   F(const char *, cudaGetErrorName, (int error))                                        \
   F(const char *, cudaGetErrorString, (int error))
 

@@ -145,10 +145,12 @@ static void attributes(void) {
     CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_CONTEXT, block), (uintptr_t)primary);
     CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block), CU_MEMORYTYPE_DEVICE);
     CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_DEVICE_POINTER, block + 3), block + 3);
-    CHECK_EQ(cu.PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_HOST_POINTER, block), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_HOST_POINTER, block),
+             CUDA_ERROR_INVALID_VALUE);
     CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, block), 0);
     CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, block), 0);
-    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, block), cu.IpcGetMemHandle(&handle, block) == 0);
+    CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, block),
+             cu.IpcGetMemHandle(&handle, block) == 0);
     CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, block + 99), block);
     CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_RANGE_SIZE, block), sizes[i]);
     CHECK_EQ(attribute(CU_POINTER_ATTRIBUTE_MAPPED, block), 1);
@@ -162,10 +164,13 @@ static void attributes(void) {
     CHECK_EQ(cu.PointerGetAttribute(&value, (CUpointer_attribute)999, block), CUDA_ERROR_INVALID_VALUE);
     CHECK_EQ(cu.PointerGetAttribute(NULL, CU_POINTER_ATTRIBUTE_CONTEXT, block), CUDA_ERROR_INVALID_VALUE);
     if (sizes[i] % 512 != 0) { /* else there may be a neighbour */
-      CHECK_EQ(cu.PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block + sizes[i]), CUDA_ERROR_INVALID_VALUE);
+      CHECK_EQ(cu.PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block + sizes[i]),
+               CUDA_ERROR_INVALID_VALUE);
     }
     if (cu.PointerGetAttributes != NULL) {
-      CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_BUFFER_ID, CU_POINTER_ATTRIBUTE_HOST_POINTER};
+      CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_CONTEXT,    CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                     CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                     CU_POINTER_ATTRIBUTE_BUFFER_ID,  CU_POINTER_ATTRIBUTE_HOST_POINTER};
       uint64_t values[6] = {7, 7, 7, 0, 7, 7};
       void *places[6];
       int at;
@@ -190,7 +195,8 @@ static void attributes(void) {
     } else {
       CU(MemFree(block));
     }
-    CHECK_EQ(cu.PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(cu.PointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block),
+             CUDA_ERROR_INVALID_VALUE);
     /* Whoever gets the address next is somebody else. */
     CU(CtxSynchronize());
     CU(MemAlloc(&block, sizes[i]));
@@ -240,7 +246,8 @@ static void many_ids(void) {
   }
 }
 
-/* For another process: the whole of one driver allocation, or nothing. With memory by cuMemAlloc that is sometimes so by chance. */
+/* For another process: the whole of one driver allocation, or nothing. With memory by cuMemAlloc that is
+ * sometimes so by chance. */
 static void handles_for_other_processes(void) {
   static const size_t sizes[] = {100, 40000, 100 * MIB, 100 * MIB + 1};
   CUipcMemHandle handle;

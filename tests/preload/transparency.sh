@@ -63,7 +63,9 @@ runtime_folder() {
     local answer python
     answer=$("$root/tests/clients/setup.sh" 2>/dev/null) || return 0
     python=$(tail -n 1 <<<"$answer")
-    "$python" -c 'import nvidia.cuda_runtime as runtime; print(list(runtime.__path__)[0] + "/lib")' 2>/dev/null
+    "$python" -c '
+import nvidia.cuda_runtime as runtime
+print(list(runtime.__path__)[0] + "/lib")' 2>/dev/null
 }
 
 build_runtime_programs() {

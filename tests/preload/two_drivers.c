@@ -1,5 +1,6 @@
-/* two_drivers.c: a process with two libraries that have a driver's functions, one of them with versions of its symbols. The first that a
- * function is looked up in is the one that the shim serves; the other's functions stay as they are.
+/* two_drivers.c: a process with two libraries that have a driver's functions, one of them with versions of
+ * its symbols. The first that a function is looked up in is the one that the shim serves; the other's
+ * functions stay as they are.
  *
  *   two_drivers FAKE_DRIVER wrapped|without */
 

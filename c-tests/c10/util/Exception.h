@@ -1,5 +1,5 @@
-// Stands in for PyTorch's header of this name where torch_extension.cpp is compiled: the two macros and the two error types
-// that the extension uses, as PyTorch declares them.
+// Stands in for PyTorch's header of this name where torch_extension.cpp is compiled: the two macros and the
+// two error types that the extension uses, as PyTorch declares them.
 
 #ifndef C10_UTIL_EXCEPTION_H
 #define C10_UTIL_EXCEPTION_H

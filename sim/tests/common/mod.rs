@@ -125,7 +125,8 @@ api! {
     cuDriverGetVersion(out: *mut i32) -> i32;
     cuGetErrorName(code: i32, out: *mut *const c_char) -> i32;
     cuGetProcAddress(name: *const c_char, out: *mut usize, version: i32, flags: u64) -> i32;
-    cuGetProcAddress_v2(name: *const c_char, out: *mut usize, version: i32, flags: u64, status: *mut i32) -> i32;
+    cuGetProcAddress_v2(name: *const c_char, out: *mut usize, version: i32, flags: u64, status: *mut i32)
+        -> i32;
     cuDeviceGet(out: *mut i32, ordinal: i32) -> i32;
     cuDeviceGetCount(out: *mut i32) -> i32;
     cuDeviceGetName(out: *mut c_char, length: i32, device: i32) -> i32;

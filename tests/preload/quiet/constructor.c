@@ -1,23 +1,27 @@
-/* constructor.c: a program that calls dlsym and dlvsym before main, as early as a program can, and looks at what it gets. What it prints is the
- * same with and without the shim, and no CUDA library is opened on its behalf. */
+/* constructor.c: a program that calls dlsym and dlvsym before main, as early as a program can, and looks at
+ * what it gets. What it prints is the same with and without the shim, and no CUDA library is opened on its
+ * behalf. */
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[] = {"malloc", "free",   "printf",  "cuInit_", "c",       "",         "cu",       "cudaMalloc",
-                                    "curl_",  "cuInit", "cuMemGe", "dlsym_",  "cuMemMap", "environ", "getenv", "pthread_create"};
+static const char *const names[] = {
+    "malloc", "free",   "printf",  "cuInit_", "c",        "",        "cu",     "cudaMalloc",
+    "curl_",  "cuInit", "cuMemGe", "dlsym_",  "cuMemMap", "environ", "getenv", "pthread_create"};
 
 /* Where it was found: the object and the offset in it, which address randomisation does not change. */
 static void show(const char *how, const char *name, void *found) {
   Dl_info info;
   const char *why = dlerror();
   if (found != NULL && dladdr(found, &info) != 0) {
-    printf("%s(%s): %s+%lx, %s\n", how, name, info.dli_fname, (unsigned long)((char *)found - (char *)info.dli_fbase),
+    printf("%s(%s): %s+%lx, %s\n", how, name, info.dli_fname,
+           (unsigned long)((char *)found - (char *)info.dli_fbase),
            info.dli_sname != NULL ? info.dli_sname : "-");
   } else {
-    printf("%s(%s): %s, %s\n", how, name, found != NULL ? "elsewhere" : "NULL", why != NULL ? why : "no error");
+    printf("%s(%s): %s, %s\n", how, name, found != NULL ? "elsewhere" : "NULL",
+           why != NULL ? why : "no error");
   }
 }
 
@@ -49,7 +53,8 @@ int main(void) {
     return 1;
   }
   while (fgets(line, sizeof line, maps) != NULL) {
-    opened |= strstr(line, "libcudapool.so") != NULL || strstr(line, "libcuda.so") != NULL || strstr(line, "libnvidia") != NULL;
+    opened |= strstr(line, "libcudapool.so") != NULL || strstr(line, "libcuda.so") != NULL ||
+              strstr(line, "libnvidia") != NULL;
   }
   fclose(maps);
   printf("CUDA libraries: %s\n", opened ? "opened" : "none");

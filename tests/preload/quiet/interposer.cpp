@@ -1,5 +1,5 @@
-// interposer.cpp: a program with a malloc of its own, which finds the C library's by dlsym(RTLD_NEXT) at its first call. That call may be made
-// by anything that runs before the program does.
+// interposer.cpp: a program with a malloc of its own, which finds the C library's by dlsym(RTLD_NEXT) at its
+// first call. That call may be made by anything that runs before the program does.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -61,6 +61,7 @@ int main() {
     });
   }
   for (auto &thread : threads) thread.join();
-  std::printf("sum %zu, counted: %s, own memory used: %s\n", sum.load(), calls > 70000 ? "all" : "too few", early_used > 0 ? "yes" : "no");
+  std::printf("sum %zu, counted: %s, own memory used: %s\n", sum.load(), calls > 70000 ? "all" : "too few",
+              early_used > 0 ? "yes" : "no");
   return 0;
 }

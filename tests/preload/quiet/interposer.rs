@@ -25,7 +25,9 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 
 fn main() {
     let threads: Vec<_> = (0..8usize)
-        .map(|i| std::thread::spawn(move || (0..10_000).map(|j| vec![i as u8; j % 300 + 1].len()).sum::<usize>()))
+        .map(|i| {
+            std::thread::spawn(move || (0..10_000).map(|j| vec![i as u8; j % 300 + 1].len()).sum::<usize>())
+        })
         .collect();
     let sum: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
     println!("sum {sum}, counted: {}", CALLS.load(Relaxed) > 70_000);

@@ -8,8 +8,10 @@
 
 enum { THREADS = 64, ROUNDS = 60 };
 
-static const char *const libraries[] = {"libm.so.6", "libutil.so.1", "libresolv.so.2", "libanl.so.1", "libBrokenLocale.so.1", "libnsl.so.1"};
-static const char *const names[] = {"cos", "openpty", "ns_initparse", "getaddrinfo_a", "cuMemAlloc_v2", "cuInit", "cu", "malloc"};
+static const char *const libraries[] = {"libm.so.6",   "libutil.so.1",         "libresolv.so.2",
+                                        "libanl.so.1", "libBrokenLocale.so.1", "libnsl.so.1"};
+static const char *const names[] = {"cos",           "openpty", "ns_initparse", "getaddrinfo_a",
+                                    "cuMemAlloc_v2", "cuInit",  "cu",           "malloc"};
 
 static void *run(void *seed) {
   uintptr_t state = (uintptr_t)seed, found = 0;

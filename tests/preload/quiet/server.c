@@ -1,4 +1,5 @@
-/* server.c: a forking server without CUDA: each child looks names up, loads a library, and answers; some exec another program. */
+/* server.c: a forking server without CUDA: each child looks names up, loads a library, and answers; some exec
+ * another program. */
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -9,8 +10,8 @@
 
 static int serve(int request) {
   void *library = dlopen("libm.so.6", RTLD_NOW);
-  int good = library != NULL && dlsym(library, "cos") != NULL && dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == NULL &&
-             dlsym(RTLD_NEXT, "malloc") != NULL;
+  int good = library != NULL && dlsym(library, "cos") != NULL &&
+             dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == NULL && dlsym(RTLD_NEXT, "malloc") != NULL;
   if (request % 10 == 9) {
     execl("/bin/true", "true", (char *)NULL);
     return 100;
