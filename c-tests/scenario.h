@@ -23,8 +23,8 @@ enum { SCENARIO_MOST_CALLS = 20000, SCENARIO_MOST_BROKEN = 2 };
 
 typedef int scenario_child(const struct trouble *trouble);
 
-/* Runs `child` with one trouble, in a process of its own, so that what it leaves behind is not another's. This
- * process must not have used the driver. Whether there was an nth call. */
+/* Runs `child` with one trouble, in a process of its own, so that what it leaves behind is not another's.
+ * This process must not have used the driver. Whether there was an nth call. */
 static inline int scenario_once(scenario_child *child, const struct trouble *trouble, int *broken) {
   int result;
   pid_t pid = fork();
