@@ -1,6 +1,6 @@
 // Times the reclaim ladder: what a request costs that can only be served by giving up idle memory,
 // beside 10, 1,000 and 100,000 idle blocks on a device of one size. The time must not grow faster
-// than the number of chunks that are moved or given back (or of frees that are settled); fails
+// than the number of chunks that are moved or given back (or of frees that are retired); fails
 // where it does.
 //
 // Always on the simulated driver, which times its own calls, so that what is compared is the pool's
@@ -47,7 +47,7 @@ struct Climb {
   double driver_ns = 0;  // in the driver, on this thread
   double calls = 0;      // of the driver
   double chunks = 0;     // moved, or given back
-  double work = 0;       // the same, and frees settled
+  double work = 0;       // the same, and frees retired
 };
 
 struct Piece {
@@ -118,10 +118,10 @@ class Bench {
 
   void free_all(const std::vector<void *> &blocks) const {
     for (void *block : blocks) free(block);
-    settle();
+    wait_for_work();
   }
   // Everything freed is finished with.
-  void settle() const {
+  void wait_for_work() const {
     size_t released = 0;
     check(pool.trim(nullptr, 0, SIZE_MAX, &released));
   }
@@ -138,8 +138,8 @@ class Bench {
     if (free > 0) driver::check(cuda.alloc(&block, free), "cuMemAlloc");
   }
 
-  // Runs a climb, in the middle of which `settled` frees are found to be finished with.
-  Climb time(const std::function<void()> &body, uint64_t settled = 0) const {
+  // Runs a climb, in the middle of which `retired` frees are found to be complete.
+  Climb time(const std::function<void()> &body, uint64_t retired = 0) const {
     sort_host_memory();
     const pool_stats before = pool.stats();
     cuda.reset_counts();
@@ -153,7 +153,7 @@ class Bench {
     const pool_stats after = pool.stats();
     climb.chunks = static_cast<double>(after.driver_map_calls - before.driver_map_calls +
                                        after.driver_free_calls - before.driver_free_calls);
-    climb.work = climb.chunks + static_cast<double>(settled);
+    climb.work = climb.chunks + static_cast<double>(retired);
     return climb;
   }
 
@@ -262,7 +262,7 @@ std::vector<Climb> release_all(const Bench &bench, uint64_t idle) {
   })};
 }
 
-std::vector<Climb> settle_all(const Bench &bench, uint64_t idle) {
+std::vector<Climb> retire_all(const Bench &bench, uint64_t idle) {
   const std::vector<void *> blocks = bench.lay_out(alternating(bench), idle);
   bench.fill();
   bench.cuda.spin(bench.stream, 2000 + idle);
@@ -307,7 +307,7 @@ std::vector<Climb> own_allocation(const Bench &bench, uint64_t idle) {
   });
 }
 
-std::vector<Climb> beside_holes(const Bench &bench, uint64_t idle) {
+std::vector<Climb> beside_unmapped(const Bench &bench, uint64_t idle) {
   bench.free_all(bench.lay_out(alternating(bench), idle));
   bench.give_back();
   // Only once: what serves it is found at once from then on.
@@ -342,19 +342,19 @@ struct Row {
   uint64_t most;  // idle blocks; 0: no limit
 };
 
-// The simulated driver needs two of the host's mappings for each hole, and hosts allow 65,530.
-const uint64_t kMostHoles = 30000;
+// The simulated driver needs two of the host's mappings for each unmapped extent, and hosts allow 65,530.
+const uint64_t kMostUnmapped = 30000;
 
 const Row kRows[] = {
     {"remap-some", "served by moving 16 MiB of it", remap_some, false, 0},
     {"remap-all", "served by moving all that can be", remap_all, true, 0},
     {"release-some", "pool_reclaim of 16 MiB, cuMemAlloc", release_some, false, 0},
     {"release-all", "pool_reclaim of all, cuMemAlloc", release_all, false, 0},
-    {"settle", "frees settled, 16 MiB moved", settle_all, false, 0},
+    {"retire", "frees retired, 16 MiB moved", retire_all, false, 0},
     {"busy", "freed on a busy stream, 16 MiB moved", beside_busy, false, 0},
     {"too-large", "chunks too large to be moved", too_large, true, 0},
     {"own", "served by a driver allocation", own_allocation, false, 0},
-    {"holes", "all released, then grown by 4 MiB", beside_holes, true, kMostHoles},
+    {"unmapped", "all released, then grown by 4 MiB", beside_unmapped, true, kMostUnmapped},
     {"oom-large", "refused: 2 MiB between live ones", refused_large, true, 0},
     {"oom-small", "refused: 8 KiB between live ones", refused_small, false, 0},
     {"oom-slabs", "refused: 4 KiB in slabs", refused_slabs, false, 0},

@@ -847,7 +847,7 @@ fn out_of_memory_is_a_code(lab: &mut Lab) {
     let again = lab.alloc(8 * MIB);
     lab.fill(&again, 7);
     blocks.push(again);
-    // Every other one goes: no hole is larger than a block.
+    // Every other one goes: no gap is larger than a block.
     for at in [0, 2, 4, 6] {
         lab.free(blocks[at]);
     }

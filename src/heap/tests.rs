@@ -80,7 +80,7 @@ enum Op {
     Free { which: usize, stream: StreamId },
     FreePending { which: usize },
     CompletePending { back: u64 },
-    Settle { stream: StreamId, back: u64 },
+    Retire { stream: StreamId, back: u64 },
     Flush { stream: StreamId },
     Shrink { wanted: u64 },
     Query { which: usize, inside: u64 },
@@ -103,7 +103,7 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (any::<usize>(), 0..4u32).prop_map(|(which, stream)| Op::Free { which, stream }),
         2 => any::<usize>().prop_map(|which| Op::FreePending { which }),
         1 => (0..20u64).prop_map(|back| Op::CompletePending { back }),
-        1 => (1..4u32, 0..20u64).prop_map(|(stream, back)| Op::Settle { stream, back }),
+        1 => (1..4u32, 0..20u64).prop_map(|(stream, back)| Op::Retire { stream, back }),
         1 => (0..4u32).prop_map(|stream| Op::Flush { stream }),
         1 => (1..64 * PAGE).prop_map(|wanted| Op::Shrink { wanted }),
         2 => (any::<usize>(), any::<u64>()).prop_map(|(which, inside)| Op::Query { which, inside }),
@@ -219,7 +219,7 @@ fn run(ops: Vec<Op>, single: bool) {
                 device.advance(SHARED, heap.seq().saturating_sub(back));
                 heap.complete_pending(device.done[0]);
             }
-            Op::Settle { stream: s, back } => {
+            Op::Retire { stream: s, back } => {
                 device.advance(stream(s), heap.seq().saturating_sub(back));
                 if !single {
                     heap.retire(s, device.done[s as usize]);

@@ -179,7 +179,7 @@ impl<'a> Climb<'a> {
         self.refused = true;
         // Rung 5: what is freed, but not complete.
         let deadline = self.arena.lock()?.options().deadline();
-        match self.rung(5, |climb| climb.settle(deadline))? {
+        match self.rung(5, |climb| climb.retire_pending(deadline))? {
             Attempt::Served(address) => return Ok(Some(address)),
             Attempt::Refused(reason) => why = reason,
         }
@@ -346,7 +346,7 @@ impl Climb<'_> {
 
     /// Rung 5: waits for what is freed but not complete, here and in the arenas that help, until the request
     /// can be served. Again while other threads win what this one waited for.
-    fn settle(&self, deadline: Moment) -> Result<Attempt> {
+    fn retire_pending(&self, deadline: Moment) -> Result<Attempt> {
         // Something may have come after the search before this one.
         let mut seen = self.arena.lock()?.progress().wrapping_sub(1);
         let (mut turns, mut rounds) = (Turns::until(deadline), 0);
@@ -409,7 +409,7 @@ impl Climb<'_> {
     /// have come to any pool, or have gone to the driver.
     fn ask_callbacks(&self, why: Why, deadline: Moment) -> Result<Attempt> {
         let mut why = why;
-        let ask = |_| match self.settle(deadline)? {
+        let ask = |_| match self.retire_pending(deadline)? {
             Attempt::Served(address) => Ok(Some(address)),
             Attempt::Refused(reason) => {
                 why = reason;

@@ -19,14 +19,14 @@ pub fn reclaim(api: &Api, device: i32, wanted: u64) -> Result<u64> {
     }
     let reclaim = Reclaim { api, device, wanted, deadline, released: Cell::new(0) };
     reclaim.release();
-    if reclaim.missing() > 0 && !reclaim.settle() && !callbacks::is_inside() {
+    if reclaim.missing() > 0 && !reclaim.retire_pending() && !callbacks::is_inside() {
         callbacks::ask(
             device,
             || reclaim.missing(),
             |claimed| {
                 // What a callback freed through a pool is idle there now; what it gave to the driver is out
                 // of our books.
-                Ok((reclaim.settle() || claimed >= reclaim.missing()).then_some(()))
+                Ok((reclaim.retire_pending() || claimed >= reclaim.missing()).then_some(()))
             },
         )?;
     }
@@ -59,7 +59,7 @@ impl Reclaim<'_> {
     }
 
     /// Waits for what the device may still be using, and gives it back. True if nothing is missing then.
-    fn settle(&self) -> bool {
+    fn retire_pending(&self) -> bool {
         let (mut turns, freed) = (Turns::until(self.deadline), FreeEpochs::until_now(self.device));
         loop {
             let until = turns.begin();
