@@ -13,7 +13,7 @@ cd "${BASH_SOURCE[0]%/*}/.." || exit 2
 files=("$@")
 if ((${#files[@]} == 0)); then
     # Outside of a repository, as in a source archive, all that is there.
-    mapfile -t files < <(git ls-files 2>/dev/null || find . -path ./target -prune -o -type f -print)
+    mapfile -t files < <(git ls-files 2>/dev/null || find . -path ./target -prune -o -type f -printf '%P\n')
 fi
 
 wide=0
