@@ -137,6 +137,9 @@ static int first_use(const struct trouble *trouble) {
   CHECK_STATUS(POOL_OK, pool_alloc(&block, 5000));
   CHECK_STATUS(POOL_OK, pool_free(block));
   CHECK_TRIMS_TO_ZERO(0);
+  /* Addresses that were reserved for an arena that did not come to be went back. */
+  CHECK_EQ(calls_of("cuMemAddressReserve") - calls_of("cuMemAddressFree"),
+           default_options().backend == POOL_BACKEND_MALLOC ? 0 : 1);
   return check_failures == 0 && !struck ? EXIT_BEYOND : driver_result();
 }
 

@@ -325,6 +325,11 @@ pub fn stop_adding() -> Guard<'static, ()> {
 /// Makes the pool an arena in the context, if it has none. Whether the pool is still there, and with which
 /// options, is asked under the lock that the end of a pool takes.
 fn add(api: &Api, pool: PoolId, context: Context) -> Result<&'static Arena> {
+    // What destroyed pools left can be taken over once it is empty. Not under the lock: the driver may take
+    // its time.
+    if detached_in(context).next().is_some() {
+        empty_detached(api, clock::now());
+    }
     let _adding = ADDING.lock();
     if let Some(arena) = living_of(pool).find(|a| a.mapper.context == context) {
         return Ok(arena);
@@ -334,11 +339,10 @@ fn add(api: &Api, pool: PoolId, context: Context) -> Result<&'static Arena> {
         |a: &&Arena| a.mapper.context.handle == context.handle && a.mapper.context != context;
     living().filter(is_earlier_life).for_each(|old| lose(api, old));
     let options = settings::of(pool)?;
-    if let Some(arena) = take_over(api, pool, context, &options) {
+    if let Some(arena) = take_over(pool, context, &options) {
         return Ok(arena);
     }
     let total = driver::total_memory(api, context.device)?;
-    let mapper = new_mapper(api, context, total, options.backend)?;
     let count = COUNT.load(Acquire);
     let Some(slot) = ARENAS.get(count) else {
         bail!(
@@ -346,7 +350,9 @@ fn add(api: &Api, pool: PoolId, context: Context) -> Result<&'static Arena> {
             "the process has used {MAX_ARENAS} arenas: pools in contexts, counting those that were reset"
         );
     };
-    let arena = place(Arena::new(count, mapper, total, pool, options)?)?;
+    let mapper = new_mapper(api, context, total, options.backend)?;
+    let made = Arena::new(count, mapper.clone(), total, pool, options).map_err(Status::from).and_then(place);
+    let arena = made.inspect_err(|_| mapper.give_up_range(api))?;
     slot.store(ptr::from_ref(arena).cast_mut(), Release);
     COUNT.store(count + 1, Release);
     find_only();
@@ -371,14 +377,16 @@ fn announce(arena: &Arena) {
     }
 }
 
+/// The arenas that destroyed pools left in a context.
+fn detached_in(context: Context) -> impl Iterator<Item = &'static Arena> {
+    living_of(PoolId::NONE).filter(move |a| a.mapper.context == context)
+}
+
 /// Gives the pool an arena that a destroyed one left in the context, if there is one that can serve it.
-fn take_over(api: &Api, pool: PoolId, context: Context, options: &Options) -> Option<&'static Arena> {
-    let left = || living_of(PoolId::NONE).filter(|a| a.mapper.context == context);
-    left().next()?;
-    empty_detached(api, clock::now());
+fn take_over(pool: PoolId, context: Context, options: &Options) -> Option<&'static Arena> {
     let made_so = |a: &Arena| a.lock().is_ok_and(|state| state.has_backend(options.backend));
     let fits = |a: &&Arena| made_so(a) || (options.backend != Backend::Malloc && a.mapper.range.is_some());
-    let arena = left().filter(fits).find(|a| a.start_over(pool, options))?;
+    let arena = detached_in(context).filter(fits).find(|a| a.start_over(pool, options))?;
     arena.set_used();
     find_only();
     Some(arena)

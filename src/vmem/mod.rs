@@ -108,21 +108,34 @@ pub struct Range {
 }
 
 /// Makes, maps and returns the chunks of one context.
+#[derive(Clone)]
 pub struct Mapper {
     pub context: Context,
     /// Where handles are mapped; `None` where chunks are `cuMemAlloc` memory.
     pub range: Option<Range>,
+    /// Address and bytes of the reservation that the range lies in.
+    reserved: (u64, usize),
 }
 
 impl Mapper {
     /// A mapper with a reserved range, if the device has virtual memory.
     pub fn with_range(api: &Api, context: Context, device_bytes: u64) -> Result<Mapper> {
-        Ok(Mapper { context, range: Some(vmm::reserve_range(api, context.device, device_bytes)?) })
+        let (range, reserved) = vmm::reserve_range(api, context.device, device_bytes)?;
+        Ok(Mapper { context, range: Some(range), reserved })
     }
 
     /// A mapper of `cuMemAlloc` chunks.
     pub fn with_malloc(context: Context) -> Mapper {
-        Mapper { context, range: None }
+        Mapper { context, range: None, reserved: (0, 0) }
+    }
+
+    /// Gives back the range of a mapper that no arena came to use.
+    pub fn give_up_range(&self, api: &Api) {
+        let (address, bytes) = self.reserved;
+        if let Some(free) = api.address_free.filter(|_| bytes > 0) {
+            // SAFETY: the range was reserved as these bytes, and nothing was ever mapped in it.
+            unsafe { free(address, bytes) };
+        }
     }
 
     /// Takes `len` bytes by `cuMemAlloc`. The address is a multiple of 512 at least.

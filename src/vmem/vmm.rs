@@ -48,8 +48,9 @@ pub(super) fn rights(device: i32) -> CUmemAccessDesc {
     }
 }
 
-/// Reserves the addresses of an arena, or says why virtual memory cannot be had.
-pub fn reserve_range(api: &Api, device: i32, device_bytes: u64) -> Result<Range> {
+/// Reserves the addresses of an arena, or says why virtual memory cannot be had. Also what is to be freed for
+/// the range to go back: address and bytes.
+pub fn reserve_range(api: &Api, device: i32, device_bytes: u64) -> Result<(Range, (u64, usize))> {
     let (Some(address_reserve), Some(granularity)) = (api.address_reserve, api.mem_granularity) else {
         bail!(POOL_ERROR_NOT_SUPPORTED, "the CUDA driver has no virtual memory calls");
     };
@@ -78,7 +79,7 @@ pub fn reserve_range(api: &Api, device: i32, device_bytes: u64) -> Result<Range>
         let mut base = 0;
         // SAFETY: the pointer is to a local; address 0 lets the driver choose.
         if unsafe { address_reserve(&mut base, whole, 0, 0, 0) } == code::SUCCESS {
-            return Ok(Range { base: base.next_multiple_of(RANGE_ALIGN), len });
+            return Ok((Range { base: base.next_multiple_of(RANGE_ALIGN), len }, (base, whole)));
         }
     }
     bail!(POOL_ERROR_NOT_SUPPORTED, "no range of addresses can be reserved on device {device}");
