@@ -1,5 +1,5 @@
-//! The shim's mirror of the C ABI is as the library's own types are. Checked when this is compiled: each
-//! field that the shim reads or writes, each constant, and the size of each argument of each function.
+//! The shim's mirror of the C ABI is as the library's own types are. Checked when this is compiled: place and
+//! type of each field that the shim reads or writes, each constant, and the type of each argument and result.
 #![allow(non_camel_case_types, dead_code)]
 
 #[macro_use]
@@ -14,20 +14,41 @@ use cudapool::ffi::constants::*;
 use cudapool::ffi::functions::*;
 use cudapool::ffi::types::*;
 
-/// The size of the field that a closure names.
-const fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
-    size_of::<F>()
+/// A type of the mirror that stands for one of the library's.
+trait StandsFor<Own> {}
+
+macro_rules! stand_for {
+    ($($mirror:ty => $($own:ty),+;)*) => { $($(impl StandsFor<$own> for $mirror {})+)* };
+}
+
+// The shim keeps addresses and handles as numbers.
+stand_for! {
+    u32 => u32;
+    u64 => u64;
+    i32 => i32, Status;
+    usize => usize, *mut c_void, *const c_void, *mut CUstream_st;
+    [c_char; 32] => [c_char; 32];
+    *const c_char => *const c_char;
+    *mut c_char => *mut c_char;
+    *mut c_int => *mut c_int;
+    *mut usize => *mut usize, *mut *mut c_void;
+    *mut c_void => *mut pool_t;
+    *const Request => *const pool_request;
+    *const Options => *const pool_options;
+    *mut Options => *mut pool_options;
+    *mut BlockInfo => *mut pool_block_info;
+    *mut Stats => *mut pool_stats;
+}
+
+const fn same_field<S, F: StandsFor<G>, T, G>(_: fn(&S) -> &F, _: fn(&T) -> &G) {
+    assert!(size_of::<F>() == size_of::<G>(), "a field has another size");
 }
 
 macro_rules! same_fields {
     ($mirror:ident, $own:ident: $($field:ident = $name:ident),* $(,)?) => {
         $(const _: () = {
             assert!(offset_of!($mirror, $field) == offset_of!($own, $name), "a field is elsewhere");
-            let sizes = (
-                size_of_field(|s: &$mirror| &s.$field),
-                size_of_field(|s: &$own| &s.$name),
-            );
-            assert!(sizes.0 == sizes.1, "a field has another size");
+            same_field(|s: &$mirror| &s.$field, |s: &$own| &s.$name);
         };)*
     };
 }
@@ -67,45 +88,41 @@ const _: () = assert!(
     "a constant has another value"
 );
 
-const fn sizes1<A, R>(_: unsafe extern "C" fn(A) -> R) -> [usize; 2] {
-    [size_of::<A>(), size_of::<R>()]
+const fn same1<A: StandsFor<OwnA>, R: StandsFor<OwnR>, OwnA, OwnR>(_: unsafe extern "C" fn(OwnA) -> OwnR) {}
+
+const fn same2<A, B, R, OwnA, OwnB, OwnR>(_: unsafe extern "C" fn(OwnA, OwnB) -> OwnR)
+where
+    A: StandsFor<OwnA>,
+    B: StandsFor<OwnB>,
+    R: StandsFor<OwnR>,
+{
 }
 
-const fn sizes2<A, B, R>(_: unsafe extern "C" fn(A, B) -> R) -> [usize; 3] {
-    [size_of::<A>(), size_of::<B>(), size_of::<R>()]
+const fn same3<A, B, C, R, OwnA, OwnB, OwnC, OwnR>(_: unsafe extern "C" fn(OwnA, OwnB, OwnC) -> OwnR)
+where
+    A: StandsFor<OwnA>,
+    B: StandsFor<OwnB>,
+    C: StandsFor<OwnC>,
+    R: StandsFor<OwnR>,
+{
 }
 
-const fn sizes3<A, B, C, R>(_: unsafe extern "C" fn(A, B, C) -> R) -> [usize; 4] {
-    [size_of::<A>(), size_of::<B>(), size_of::<C>(), size_of::<R>()]
-}
-
-const fn equal(mirror: &[usize], own: &[usize]) -> bool {
-    let mut at = 0;
-    while at < mirror.len() && at < own.len() && mirror[at] == own[at] {
-        at += 1;
-    }
-    at == mirror.len() && at == own.len()
-}
-
-/// The sizes of a function's arguments and its result; another number of arguments does not compile.
-macro_rules! sizes_of {
-    ($own:ident, $a:ty) => {
-        sizes1($own)
+/// Another number of arguments does not compile either.
+macro_rules! same_function {
+    ($own:ident, $a:ty, -> $r:ty) => {
+        same1::<$a, $r, _, _>($own)
     };
-    ($own:ident, $a:ty, $b:ty) => {
-        sizes2($own)
+    ($own:ident, $a:ty, $b:ty, -> $r:ty) => {
+        same2::<$a, $b, $r, _, _, _>($own)
     };
-    ($own:ident, $a:ty, $b:ty, $c:ty) => {
-        sizes3($own)
+    ($own:ident, $a:ty, $b:ty, $c:ty, -> $r:ty) => {
+        same3::<$a, $b, $c, $r, _, _, _, _>($own)
     };
 }
 
 macro_rules! same_functions {
     ($($field:ident = $own:ident fn($($arg:ty),*) -> $result:ty;)*) => {
-        $(const _: () = {
-            let mirror = [$(size_of::<$arg>(),)* size_of::<$result>()];
-            assert!(equal(&mirror, &sizes_of!($own, $($arg),*)), "a function has another type");
-        };)*
+        $(const _: () = same_function!($own, $($arg,)* -> $result);)*
     };
 }
 
