@@ -5,10 +5,12 @@
 #[macro_use]
 #[path = "../preload/src/abi.rs"]
 mod abi;
+#[macro_use]
+#[path = "../preload/src/layout.rs"]
+mod layout;
 
 use abi::{BlockInfo, Options, Request, Stats};
 use core::ffi::{c_char, c_int, c_void};
-use core::mem::{offset_of, size_of};
 use cudapool::error::Status;
 use cudapool::ffi::constants::*;
 use cudapool::ffi::functions::*;
@@ -40,16 +42,12 @@ stand_for! {
     *mut Stats => *mut pool_stats;
 }
 
-const fn same_field<S, F: StandsFor<G>, T, G>(_: fn(&S) -> &F, _: fn(&T) -> &G) {
-    assert!(size_of::<F>() == size_of::<G>(), "a field has another size");
-}
+const fn same_type<S, F: StandsFor<G>, T, G>(_: fn(&S) -> &F, _: fn(&T) -> &G) {}
 
 macro_rules! same_fields {
     ($mirror:ident, $own:ident: $($field:ident = $name:ident),* $(,)?) => {
-        $(const _: () = {
-            assert!(offset_of!($mirror, $field) == offset_of!($own, $name), "a field is elsewhere");
-            same_field(|s: &$mirror| &s.$field, |s: &$own| &s.$name);
-        };)*
+        same_layout!($mirror, $own: $($field = $name),*);
+        $(const _: () = same_type(|s: &$mirror| &s.$field, |s: &$own| &s.$name);)*
     };
 }
 

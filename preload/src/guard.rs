@@ -11,6 +11,10 @@ use crate::pool::{self, CURRENT_DEVICE};
 use crate::real;
 use crate::text::say;
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use cudarc::driver::sys::{
+    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR, CUarray_format as Format, CUmemAllocationProp,
+    CUmemLocationType,
+};
 
 /// The driver takes memory in pages of this size for itself.
 const PAGE: usize = 2 << 20;
@@ -174,9 +178,13 @@ pub struct AllocationProperties {
     location: c_int,
 }
 
+same_layout!(AllocationProperties, CUmemAllocationProp:
+    kind = type_, handle_types = requestedHandleTypes, location_kind = location.type_,
+    location = location.id);
+
 /// The device that the memory is to be on; `None` for memory elsewhere.
 fn device_of(properties: *const AllocationProperties) -> Option<c_int> {
-    const ON_DEVICE: c_int = 1;
+    const ON_DEVICE: c_int = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int;
     // SAFETY: NULL or the caller's struct.
     let properties = unsafe { properties.as_ref() }?;
     (properties.location_kind == ON_DEVICE).then_some(properties.location)
@@ -191,6 +199,9 @@ pub struct ArrayShape {
     channels: c_uint,
 }
 
+same_layout!(whole ArrayShape, CUDA_ARRAY_DESCRIPTOR:
+    width = Width, height = Height, format = Format, channels = NumChannels);
+
 /// `CUDA_ARRAY3D_DESCRIPTOR`
 #[repr(C)]
 pub struct ArrayShape3 {
@@ -202,11 +213,19 @@ pub struct ArrayShape3 {
     flags: c_uint,
 }
 
+same_layout!(whole ArrayShape3, CUDA_ARRAY3D_DESCRIPTOR:
+    width = Width, height = Height, depth = Depth, format = Format, channels = NumChannels, flags = Flags);
+
 /// Bytes of one channel. The formats that are not listed are block-compressed or planar, and not larger.
 fn channel(format: c_uint) -> usize {
+    const UNSIGNED_8: c_uint = Format::CU_AD_FORMAT_UNSIGNED_INT8 as c_uint;
+    const UNSIGNED_16: c_uint = Format::CU_AD_FORMAT_UNSIGNED_INT16 as c_uint;
+    const SIGNED_8: c_uint = Format::CU_AD_FORMAT_SIGNED_INT8 as c_uint;
+    const SIGNED_16: c_uint = Format::CU_AD_FORMAT_SIGNED_INT16 as c_uint;
+    const HALF: c_uint = Format::CU_AD_FORMAT_HALF as c_uint;
     match format {
-        0x01 | 0x08 => 1,
-        0x02 | 0x09 | 0x10 => 2,
+        UNSIGNED_8 | SIGNED_8 => 1,
+        UNSIGNED_16 | SIGNED_16 | HALF => 2,
         _ => 4,
     }
 }

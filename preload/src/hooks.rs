@@ -19,17 +19,19 @@ pub type CuResult = c_int;
 
 /// Results that are answered here or acted upon.
 pub mod code {
-    pub const SUCCESS: i32 = 0;
-    pub const INVALID_VALUE: i32 = 1;
-    pub const OUT_OF_MEMORY: i32 = 2;
-    pub const NOT_INITIALIZED: i32 = 3;
-    pub const INVALID_CONTEXT: i32 = 201;
+    use cudarc::driver::sys::CUresult as R;
+
+    pub const SUCCESS: i32 = R::CUDA_SUCCESS as i32;
+    pub const INVALID_VALUE: i32 = R::CUDA_ERROR_INVALID_VALUE as i32;
+    pub const OUT_OF_MEMORY: i32 = R::CUDA_ERROR_OUT_OF_MEMORY as i32;
+    pub const NOT_INITIALIZED: i32 = R::CUDA_ERROR_NOT_INITIALIZED as i32;
+    pub const INVALID_CONTEXT: i32 = R::CUDA_ERROR_INVALID_CONTEXT as i32;
     /// A link to a shared object failed to resolve.
-    pub const SYMBOL_NOT_FOUND: i32 = 302;
-    pub const NOT_FOUND: i32 = 500;
-    pub const NOT_SUPPORTED: i32 = 801;
-    pub const CAPTURE_INVALIDATED: i32 = 901;
-    pub const UNKNOWN: i32 = 999;
+    pub const SYMBOL_NOT_FOUND: i32 = R::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND as i32;
+    pub const NOT_FOUND: i32 = R::CUDA_ERROR_NOT_FOUND as i32;
+    pub const NOT_SUPPORTED: i32 = R::CUDA_ERROR_NOT_SUPPORTED as i32;
+    pub const CAPTURE_INVALIDATED: i32 = R::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED as i32;
+    pub const UNKNOWN: i32 = R::CUDA_ERROR_UNKNOWN as i32;
 }
 
 /// One wrapped function.

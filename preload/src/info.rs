@@ -13,6 +13,7 @@ use crate::real;
 use crate::text::of_c;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use cudarc::driver::sys::CUpointer_attribute as Attribute;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -105,16 +106,16 @@ fn export(place: Place, call: impl Fn() -> CuResult) -> CuResult {
     }
 }
 
-const CONTEXT: c_int = 1;
-const DEVICE_POINTER: c_int = 3;
-const HOST_POINTER: c_int = 4;
-const BUFFER_ID: c_int = 7;
-const IS_LEGACY_IPC_CAPABLE: c_int = 10;
-const RANGE_START: c_int = 11;
-const RANGE_SIZE: c_int = 12;
-const MAPPING_SIZE: c_int = 18;
-const MAPPING_BASE: c_int = 19;
-const MEMORY_BLOCK_ID: c_int = 20;
+const CONTEXT: c_int = Attribute::CU_POINTER_ATTRIBUTE_CONTEXT as c_int;
+const DEVICE_POINTER: c_int = Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER as c_int;
+const HOST_POINTER: c_int = Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER as c_int;
+const BUFFER_ID: c_int = Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as c_int;
+const IS_LEGACY_IPC_CAPABLE: c_int = Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_int;
+const RANGE_START: c_int = Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as c_int;
+const RANGE_SIZE: c_int = Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_int;
+const MAPPING_SIZE: c_int = Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE as c_int;
+const MAPPING_BASE: c_int = Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as c_int;
+const MEMORY_BLOCK_ID: c_int = Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID as c_int;
 
 /// Replaces what the driver said of the pool's memory by what is true of the block.
 fn attribute(data: *mut c_void, which: c_int, block: &BlockInfo, result: CuResult) -> CuResult {

@@ -31,6 +31,8 @@
 mod abi;
 #[macro_use]
 mod hooks;
+#[macro_use]
+mod layout;
 mod alloc;
 #[path = "../../src/bytes.rs"]
 mod bytes;

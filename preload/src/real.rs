@@ -8,6 +8,7 @@ use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::mem::transmute;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
+use cudarc::driver::sys::CUstreamCaptureStatus;
 
 /// A function of the driver, found at first use. Where the driver lacks it, every use asks again.
 struct Function {
@@ -86,7 +87,8 @@ functions! {
 /// More than any request.
 const NO_LIMIT: usize = usize::MAX;
 
-/// The default streams: NULL and 1 are the legacy one, 2 the per-thread one.
+/// The default streams: NULL and 1 are the legacy one, 2 the per-thread one (`CU_STREAM_PER_THREAD`, which
+/// cudarc does not have).
 pub const PER_THREAD: usize = 2;
 
 /// The calling thread's current context; 0 for none, or before the driver is initialised.
@@ -216,7 +218,7 @@ pub fn is_one_allocation(base: usize, size: usize) -> bool {
 pub fn is_capturing(stream: usize) -> bool {
     let mut status = 0;
     match stream_capturing(stream, &mut status) {
-        code::SUCCESS => status != 0,
+        code::SUCCESS => status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_int,
         code::NOT_FOUND => false,
         _ => true,
     }
@@ -224,7 +226,7 @@ pub fn is_capturing(stream: usize) -> bool {
 
 /// What the driver says to a free, on a captured stream, of memory that is not the graph's.
 pub fn refusal_of_free(stream: usize) -> CuResult {
-    const INVALIDATED: c_int = 2;
+    const INVALIDATED: c_int = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED as c_int;
     let mut status = 0;
     match stream_capturing(stream, &mut status) {
         code::SUCCESS if status == INVALIDATED => code::CAPTURE_INVALIDATED,

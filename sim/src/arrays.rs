@@ -5,13 +5,16 @@ use crate::context;
 use crate::memory::{self, Kind};
 use crate::registry::{Found, Registry};
 use crate::{capture, classic, code, knobs, stream};
+use cudarc::driver::sys::{
+    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR, CUarray_format as Format, CUmemAttach_flags,
+};
 use std::sync::Arc;
 
 const PITCH_STEP: u64 = 512;
 
 /// Where managed memory is visible: to all, or to the host until it is attached.
-const ATTACH_GLOBAL: u32 = 1;
-const ATTACH_HOST: u32 = 2;
+const ATTACH_GLOBAL: u32 = CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32;
+const ATTACH_HOST: u32 = CUmemAttach_flags::CU_MEM_ATTACH_HOST as u32;
 
 fn require(condition: bool) -> Res {
     match condition {
@@ -50,6 +53,9 @@ pub struct Descriptor2 {
     channels: u32,
 }
 
+same_layout!(whole Descriptor2, CUDA_ARRAY_DESCRIPTOR:
+    width = Width, height = Height, format = Format, channels = NumChannels);
+
 /// `CUDA_ARRAY3D_DESCRIPTOR`
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -61,6 +67,18 @@ pub struct Descriptor3 {
     channels: u32,
     flags: u32,
 }
+
+same_layout!(whole Descriptor3, CUDA_ARRAY3D_DESCRIPTOR:
+    width = Width, height = Height, depth = Depth, format = Format, channels = NumChannels, flags = Flags);
+
+const UNSIGNED_8: u32 = Format::CU_AD_FORMAT_UNSIGNED_INT8 as u32;
+const UNSIGNED_16: u32 = Format::CU_AD_FORMAT_UNSIGNED_INT16 as u32;
+const UNSIGNED_32: u32 = Format::CU_AD_FORMAT_UNSIGNED_INT32 as u32;
+const SIGNED_8: u32 = Format::CU_AD_FORMAT_SIGNED_INT8 as u32;
+const SIGNED_16: u32 = Format::CU_AD_FORMAT_SIGNED_INT16 as u32;
+const SIGNED_32: u32 = Format::CU_AD_FORMAT_SIGNED_INT32 as u32;
+const HALF: u32 = Format::CU_AD_FORMAT_HALF as u32;
+const FLOAT: u32 = Format::CU_AD_FORMAT_FLOAT as u32;
 
 impl Descriptor3 {
     fn of(flat: Descriptor2) -> Descriptor3 {
@@ -76,9 +94,9 @@ impl Descriptor3 {
 
     fn element(&self) -> Res<u64> {
         let bytes = match self.format {
-            0x01 | 0x08 => 1,
-            0x02 | 0x09 | 0x10 => 2,
-            0x03 | 0x0a | 0x20 => 4,
+            UNSIGNED_8 | SIGNED_8 => 1,
+            UNSIGNED_16 | SIGNED_16 | HALF => 2,
+            UNSIGNED_32 | SIGNED_32 | FLOAT => 4,
             _ => return Err(code::INVALID_VALUE),
         };
         require(matches!(self.channels, 1 | 2 | 4))?;

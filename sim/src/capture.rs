@@ -11,13 +11,16 @@ use crate::context::Context;
 use crate::graph::{Graph, Node, NodeWork};
 use crate::stream::{self, Kind, Stream, StreamArg};
 use crate::sync::{lock, read, write};
+use cudarc::driver::sys::{
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUstreamUpdateCaptureDependencies_flags,
+};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-const GLOBAL: u32 = 0;
-const THREAD_LOCAL: u32 = 1;
-const RELAXED: u32 = 2;
+const GLOBAL: u32 = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL as u32;
+const THREAD_LOCAL: u32 = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as u32;
+const RELAXED: u32 = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
 
 /// One capture, from `cuStreamBeginCapture` to `cuStreamEndCapture`.
 pub struct Capture {
@@ -352,9 +355,9 @@ fn end(argument: StreamArg, out: Out<usize>) -> Res {
     out.put(capture.graph)
 }
 
-const STATUS_NONE: i32 = 0;
-const STATUS_ACTIVE: i32 = 1;
-const STATUS_INVALIDATED: i32 = 2;
+const STATUS_NONE: i32 = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as i32;
+const STATUS_ACTIVE: i32 = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as i32;
+const STATUS_INVALIDATED: i32 = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED as i32;
 
 /// The capture of a stream, for questions about it. The legacy stream cannot be asked while it would matter.
 fn asked(argument: StreamArg) -> Res<(Arc<Stream>, i32)> {
@@ -406,9 +409,13 @@ fn info(argument: StreamArg, status: Out<i32>, wanted: Info) -> Res {
     Ok(())
 }
 
-fn update_dependencies(argument: StreamArg, nodes: In<usize>, count: usize, replace: u32) -> Res {
+/// The only flag of `cuStreamUpdateCaptureDependencies`.
+const SET_DEPENDENCIES: u32 =
+    CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
+
+fn update_dependencies(argument: StreamArg, nodes: In<usize>, count: usize, flags: u32) -> Res {
     let stream = stream::usable(argument)?;
-    if replace > 1 {
+    if flags & !SET_DEPENDENCIES != 0 {
         return Err(code::INVALID_VALUE);
     }
     let handles = nodes.list(count)?;
@@ -419,7 +426,7 @@ fn update_dependencies(argument: StreamArg, nodes: In<usize>, count: usize, repl
     let index = |handle| Graph::node_index(joined.capture.graph, handle).filter(|&i| i < known);
     let indices: Option<Vec<usize>> = handles.into_iter().map(index).collect();
     let indices = indices.ok_or(code::INVALID_VALUE)?;
-    if replace == 1 {
+    if flags == SET_DEPENDENCIES {
         joined.frontier.clear();
     }
     joined.frontier.extend(indices);

@@ -8,6 +8,7 @@ use crate::settings::{DEFAULT_LIMITS, LIMITS};
 use crate::stream::{Kind, Stream, Ticket};
 use crate::sync::{lock, read, write};
 use crate::{capture, classic, code, device, event, lifecycle, mempool, primary, report};
+use cudarc::driver::sys::CUctx_flags;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -251,9 +252,7 @@ fn pop() -> Option<&'static Context> {
 
 fn create(out: Out<usize>, flags: u32, ordinal: i32) -> Res {
     out.check()?;
-    if flags & 7 > 4 || flags & 3 == 3 || flags & !0xff != 0 {
-        return Err(code::INVALID_VALUE);
-    }
+    primary::check_flags(flags, CUctx_flags::CU_CTX_FLAGS_MASK as u32)?;
     let device = device::get(ordinal)?;
     let context = Context::create(device.ordinal, false, flags, true);
     push(context);
@@ -374,7 +373,7 @@ fn get_flags(out: Out<u32>) -> Res {
 
 fn set_flags(flags: u32) -> Res {
     let context = current()?;
-    primary::check_flags(flags)?;
+    primary::check_flags(flags, primary::KNOWN_FLAGS)?;
     context.flags.store(flags, Ordering::Relaxed);
     Ok(())
 }
@@ -402,8 +401,8 @@ fn enable_peer(handle: usize, flags: u32, enable: bool) -> Res {
         context.peers.fetch_and(!bit, Ordering::AcqRel)
     };
     match (enable, before & bit != 0) {
-        (true, true) => Err(704),
-        (false, false) => Err(705),
+        (true, true) => Err(code::PEER_ACCESS_ALREADY_ENABLED),
+        (false, false) => Err(code::PEER_ACCESS_NOT_ENABLED),
         _ => Ok(()),
     }
 }

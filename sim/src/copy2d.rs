@@ -6,12 +6,12 @@ use crate::code;
 use crate::stream::StreamArg;
 use crate::transfer::{End, Mode, copy_2d};
 use crate::work::Rows;
+use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER, CUmemorytype};
 
-/// `CU_MEMORYTYPE_*`
-const HOST: u32 = 1;
-const DEVICE: u32 = 2;
-const ARRAY: u32 = 3;
-const UNIFIED: u32 = 4;
+const HOST: u32 = CUmemorytype::CU_MEMORYTYPE_HOST as u32;
+const DEVICE: u32 = CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
+const ARRAY: u32 = CUmemorytype::CU_MEMORYTYPE_ARRAY as u32;
+const UNIFIED: u32 = CUmemorytype::CU_MEMORYTYPE_UNIFIED as u32;
 
 /// One side of `CUDA_MEMCPY2D`
 #[derive(Clone, Copy)]
@@ -35,6 +35,13 @@ pub struct Copy2 {
     width: usize,
     height: usize,
 }
+
+same_layout!(whole Copy2, CUDA_MEMCPY2D:
+    from.x = srcXInBytes, from.y = srcY, from.kind = srcMemoryType, from.host = srcHost,
+    from.device = srcDevice, from.array = srcArray, from.pitch = srcPitch,
+    to.x = dstXInBytes, to.y = dstY, to.kind = dstMemoryType, to.host = dstHost,
+    to.device = dstDevice, to.array = dstArray, to.pitch = dstPitch,
+    width = WidthInBytes, height = Height);
 
 /// One side of `CUDA_MEMCPY3D`
 #[derive(Clone, Copy)]
@@ -64,6 +71,22 @@ pub struct Copy3 {
     height: usize,
     depth: usize,
 }
+
+macro_rules! as_copy3 {
+    ($theirs:ty, $from_context:ident, $to_context:ident) => {
+        same_layout!(whole Copy3, $theirs:
+            from.x = srcXInBytes, from.y = srcY, from.z = srcZ, from.level = srcLOD,
+            from.kind = srcMemoryType, from.host = srcHost, from.device = srcDevice, from.array = srcArray,
+            from.context = $from_context, from.pitch = srcPitch, from.height = srcHeight,
+            to.x = dstXInBytes, to.y = dstY, to.z = dstZ, to.level = dstLOD,
+            to.kind = dstMemoryType, to.host = dstHost, to.device = dstDevice, to.array = dstArray,
+            to.context = $to_context, to.pitch = dstPitch, to.height = dstHeight,
+            width = WidthInBytes, height = Height, depth = Depth);
+    };
+}
+
+as_copy3!(CUDA_MEMCPY3D, reserved0, reserved1);
+as_copy3!(CUDA_MEMCPY3D_PEER, srcContext, dstContext);
 
 /// A side resolved: where it starts, and the distances of its rows and slices.
 struct Place {

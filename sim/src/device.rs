@@ -1,7 +1,9 @@
 //! Devices: how many, what they are, and the exact account of their memory.
 
 use crate::call::{In, Out, Res};
+use crate::vmm::FILE_DESCRIPTOR;
 use crate::{code, knobs};
+use cudarc::driver::sys::{CUdevice_P2PAttribute as PeerAttribute, CUdevice_attribute as Attribute};
 use std::ffi::c_char;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,72 +79,80 @@ pub fn get(ordinal: i32) -> Res<&'static Device> {
     usize::try_from(ordinal).ok().and_then(|ordinal| all().get(ordinal)).ok_or(code::INVALID_DEVICE)
 }
 
-/// Higher ones are unknown.
+/// Higher ones are unknown. The number is the simulation's: past `CU_DEVICE_ATTRIBUTE_MAX`, which every
+/// version moves.
 const LAST_ATTRIBUTE: i32 = 160;
 
 /// Attributes after those of a server board of compute capability 9.0. Those that are not listed but exist
 /// are 0.
-fn attribute(device: &Device, attribute: i32) -> Res<i32> {
+fn attribute(device: &Device, which: i32) -> Res<i32> {
     let vmm = knobs::fixed().vmm as i32;
     let from_13 = (knobs::driver_version() >= 13000) as i32;
-    Ok(match attribute {
-        1 => 1024,                          // threads per block
-        2 | 3 => 1024,                      // block width and height
-        4 => 64,                            // block depth
-        5 => i32::MAX,                      // grid width
-        6 | 7 => 65535,                     // the other grid dimensions
-        8 => 49152,                         // shared memory per block
-        9 => 65536,                         // constant memory
-        10 => 32,                           // warp size
-        11 => i32::MAX,                     // largest pitch
-        12 => 65536,                        // registers per block
-        13 => 1_980_000,                    // clock rate
-        14 => 512,                          // texture alignment
-        15 => 1,                            // overlap
-        16 => 132,                          // multiprocessors
-        19 => 1,                            // can map host memory
-        30 => 512,                          // surface alignment
-        31 => 1,                            // concurrent kernels
-        33 => 0x10 + device.ordinal as i32, // PCI bus
-        36 => 2_619_000,                    // memory clock rate
-        37 => 5120,                         // memory bus width
-        38 => 52_428_800,                   // second-level cache
-        39 => 2048,                         // threads per multiprocessor
-        40 => 3,                            // copy engines
-        41 => 1,                            // unified addressing
-        51 => 32,                           // texture pitch alignment
-        75 => 9,                            // compute capability
-        78 => 1,                            // stream priorities
-        81 => 233_472,                      // shared memory per multiprocessor
-        82 => 65536,                        // registers per multiprocessor
-        83 => 1,                            // managed memory
-        85 => device.ordinal as i32,        // board group
-        87 => 2,                            // single to double performance ratio
-        89 => 1,                            // concurrent managed access
-        90 => 1,                            // compute preemption
-        91 => 1,                            // host pointer usable for registered memory
-        95 | 96 => 1,                       // cooperative launches
-        97 => 232_448,                      // shared memory per block, opt-in
-        99 => 1,                            // host register
-        102 | 103 => vmm,                   // virtual memory management, file descriptors
-        106 => 32,                          // blocks per multiprocessor
-        110 => vmm,                         // RDMA with virtual memory management
-        114 => 1,                           // timeline semaphores
-        115 => 1,                           // memory pools
-        119 => 1,                           // pool handle types: file descriptors
-        122 | 123 => 1,                     // stream memory operations
-        125 => 1,                           // event IPC
-        131 => -1,                          // device NUMA node
-        116 => 1,                           // RDMA
-        134 => 0,                           // host NUMA node
-        141 => vmm,                         // virtual memory management on a host NUMA node
-        142 => 1,                           // pools on a host NUMA node
-        144 => from_13,                     // pools on the host
-        145 => from_13 * vmm,               // virtual memory management on the host
-        // Known, and not there.
-        _ if (1..=LAST_ATTRIBUTE).contains(&attribute) => 0,
-        _ => return Err(code::INVALID_VALUE),
-    })
+    let listed = [
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, i32::MAX),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65535),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65535),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152),
+        (Attribute::CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, 65536),
+        (Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH, i32::MAX),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536),
+        (Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1_980_000),
+        (Attribute::CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512),
+        (Attribute::CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132),
+        (Attribute::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512),
+        (Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 0x10 + device.ordinal as i32),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 2_619_000),
+        (Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 5120),
+        (Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 52_428_800),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048),
+        (Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 3),
+        (Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32),
+        (Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9),
+        (Attribute::CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 233_472),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID, device.ordinal as i32),
+        (Attribute::CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO, 2),
+        (Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 232_448),
+        (Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, vmm),
+        (Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, vmm),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32),
+        (Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, vmm),
+        (Attribute::CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, FILE_DESCRIPTOR),
+        (Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_NUMA_ID, -1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0),
+        (Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, vmm),
+        (Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED, 1),
+        (Attribute::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, from_13),
+        (Attribute::CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, from_13 * vmm),
+    ];
+    match listed.iter().find(|(attribute, _)| *attribute as i32 == which) {
+        Some(&(_, value)) => Ok(value),
+        None if (1..=LAST_ATTRIBUTE).contains(&which) => Ok(0),
+        None => Err(code::INVALID_VALUE),
+    }
 }
 
 fn get_handle(out: Out<i32>, ordinal: i32) -> Res {
@@ -192,8 +202,8 @@ fn compute_capability(major: Out<i32>, minor: Out<i32>, device: i32) -> Res {
     major.check()?;
     minor.check()?;
     let device = get(device)?;
-    major.put(attribute(device, 75)?)?;
-    minor.put(attribute(device, 76)?)
+    major.put(attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as i32)?)?;
+    minor.put(attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as i32)?)
 }
 
 fn pci_bus_name(ordinal: usize) -> String {
@@ -226,16 +236,20 @@ fn can_access_peer(out: Out<i32>, device: i32, peer: i32) -> Res {
     out.put((device.ordinal != peer.ordinal) as i32)
 }
 
+const PEER_RANK: i32 = PeerAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK as i32;
+const PEER_ACCESS: i32 = PeerAttribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED as i32;
+const PEER_ATOMICS: i32 = PeerAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED as i32;
+const PEER_ARRAYS: i32 = PeerAttribute::CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED as i32;
+
 fn peer_attribute(out: Out<i32>, which: i32, device: i32, peer: i32) -> Res {
     out.check()?;
     let (device, peer) = (get(device)?, get(peer)?);
     if device.ordinal == peer.ordinal {
         return Err(code::INVALID_DEVICE);
     }
-    // 1 performance rank, 2 access, 3 native atomics, 4 array access
     match which {
-        1 | 3 => out.put(0),
-        2 | 4 => out.put(1),
+        PEER_RANK | PEER_ATOMICS => out.put(0),
+        PEER_ACCESS | PEER_ARRAYS => out.put(1),
         _ => Err(code::INVALID_VALUE),
     }
 }

@@ -9,14 +9,16 @@ use crate::stream::{self, Stream, StreamArg, Ticket};
 use crate::sync::lock;
 use crate::work::Work;
 use crate::{clock, code, report};
+use cudarc::driver::sys::{CUevent_flags, CUevent_record_flags, CUevent_wait_flags};
 use std::sync::{Arc, Mutex, OnceLock};
 
-const BLOCKING_SYNC: u32 = 1;
-const DISABLE_TIMING: u32 = 2;
-const INTERPROCESS: u32 = 4;
+const BLOCKING_SYNC: u32 = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+const DISABLE_TIMING: u32 = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+const INTERPROCESS: u32 = CUevent_flags::CU_EVENT_INTERPROCESS as u32;
 
-/// A flag of recording and waiting: in a capture, a node instead of a dependency.
-const EXTERNAL: u32 = 1;
+/// The only flags of recording and waiting: in a capture, a node instead of a dependency.
+const RECORD_EXTERNAL: u32 = CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+const WAIT_EXTERNAL: u32 = CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as u32;
 
 /// When a recorded event was reached.
 #[derive(Default)]
@@ -165,7 +167,7 @@ fn destroy(handle: usize) -> Res {
 pub fn record(handle: usize, argument: StreamArg, flags: u32) -> Res {
     let event = find(handle)?;
     let stream = stream::usable(argument)?;
-    if flags > 1 {
+    if flags & !RECORD_EXTERNAL != 0 {
         return Err(code::INVALID_VALUE);
     }
     if event.context.id != stream.context.id {
@@ -173,7 +175,7 @@ pub fn record(handle: usize, argument: StreamArg, flags: u32) -> Res {
     }
     match capture::route(&stream)? {
         Route::Run => event.record_on(&stream),
-        Route::Record if flags == EXTERNAL => capture::record(&stream, NodeWork::RecordEvent(handle))?,
+        Route::Record if flags == RECORD_EXTERNAL => capture::record(&stream, NodeWork::RecordEvent(handle))?,
         Route::Record => {
             if let Some(point) = capture::point(&stream) {
                 *lock(&event.state) = State::Captured(point);
@@ -208,7 +210,7 @@ fn synchronize(handle: usize) -> Res {
 pub fn wait_on_stream(argument: StreamArg, handle: usize, flags: u32) -> Res {
     let event = find(handle)?;
     let stream = stream::usable(argument)?;
-    if flags > 1 {
+    if flags & !WAIT_EXTERNAL != 0 {
         return Err(code::INVALID_VALUE);
     }
     let captured = match &*lock(&event.state) {
@@ -219,14 +221,14 @@ pub fn wait_on_stream(argument: StreamArg, handle: usize, flags: u32) -> Res {
         return capture::join(&stream, &point);
     }
     match capture::route(&stream)? {
-        Route::Record if flags == EXTERNAL => {
+        Route::Record if flags == WAIT_EXTERNAL => {
             return capture::record(&stream, NodeWork::WaitEvent(handle));
         }
         Route::Record if matches!(&*lock(&event.state), State::Recorded { .. }) => {
             return Err(capture::wait_outside(&stream));
         }
         Route::Record => return Ok(()),
-        Route::Run if flags == EXTERNAL => return Err(code::INVALID_VALUE),
+        Route::Run if flags == WAIT_EXTERNAL => return Err(code::INVALID_VALUE),
         Route::Run => {}
     }
     let waits = event.pending();

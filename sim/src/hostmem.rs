@@ -5,12 +5,13 @@ use crate::context;
 use crate::memory::{self, Backing, Block, Kind, Memory};
 use crate::physical::Place;
 use crate::{capture, classic, code, stream};
+use cudarc::driver::sys;
 
-const PORTABLE: u32 = 1;
-const DEVICE_MAP: u32 = 2;
-const WRITE_COMBINED: u32 = 4;
-const IO_MEMORY: u32 = 4;
-const READ_ONLY: u32 = 8;
+const ALLOCATION_FLAGS: u32 =
+    sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_WRITECOMBINED;
+const REFUSED_FLAGS: u32 = sys::CU_MEMHOSTREGISTER_READ_ONLY | sys::CU_MEMHOSTREGISTER_IOMEMORY;
+const REGISTRATION_FLAGS: u32 =
+    sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP | REFUSED_FLAGS;
 
 /// More pinned memory than the host has is refused; less may still not be there, but is not touched here.
 fn host_total() -> u64 {
@@ -23,7 +24,7 @@ fn allocate(out: Out<u64>, size: usize, flags: u32) -> Res {
     let context = context::current()?;
     capture::unsafe_call()?;
     out.check()?;
-    if flags & !(PORTABLE | DEVICE_MAP | WRITE_COMBINED) != 0 {
+    if flags & !ALLOCATION_FLAGS != 0 {
         return Err(code::INVALID_VALUE);
     }
     if size == 0 {
@@ -41,7 +42,7 @@ fn allocate(out: Out<u64>, size: usize, flags: u32) -> Res {
         device: context.device,
         context,
         id: memory.fresh_id(),
-        flags: flags | DEVICE_MAP,
+        flags: flags | sys::CU_MEMHOSTALLOC_DEVICEMAP,
         backing: Backing::Own(mapped, physical),
         charged: 0,
         dying: false,
@@ -100,10 +101,10 @@ fn register(address: u64, size: usize, flags: u32) -> Res {
     capture::unsafe_call()?;
     let size = size as u64;
     let end = address.checked_add(size).ok_or(code::INVALID_VALUE)?;
-    if address == 0 || size == 0 || flags & !0xf != 0 {
+    if address == 0 || size == 0 || flags & !REGISTRATION_FLAGS != 0 {
         return Err(code::INVALID_VALUE);
     }
-    if flags & READ_ONLY != 0 || flags & IO_MEMORY != 0 {
+    if flags & REFUSED_FLAGS != 0 {
         return Err(code::NOT_SUPPORTED);
     }
     let mut memory = memory::writing();
@@ -123,7 +124,7 @@ fn register(address: u64, size: usize, flags: u32) -> Res {
         device: context.device,
         context,
         id: memory.fresh_id(),
-        flags: flags | DEVICE_MAP,
+        flags: flags | sys::CU_MEMHOSTREGISTER_DEVICEMAP,
         backing: Backing::Foreign,
         charged: 0,
         dying: false,

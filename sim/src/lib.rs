@@ -15,6 +15,9 @@
 
 #[macro_use]
 mod call;
+#[macro_use]
+#[path = "../../preload/src/layout.rs"]
+mod layout;
 mod arrays;
 mod capture;
 mod classic;

@@ -3,6 +3,7 @@
 use crate::call::{In, Out, Res};
 use crate::procaddress::{Lookup, is_refused, lookup};
 use crate::{code, control, knobs};
+use cudarc::driver::sys::CUdriverProcAddressQueryResult as Status;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
@@ -15,12 +16,8 @@ fn addresses() -> &'static HashMap<&'static str, usize> {
     })
 }
 
-const FOUND: i32 = 0;
-const NOT_FOUND: i32 = 1;
-const VERSION_NOT_SUFFICIENT: i32 = 2;
-
 /// The address (0: none) and the status. A null name crashes the real driver; here it is an error.
-fn find(name: In<c_char>, version: i32, flags: u64) -> Res<(usize, i32)> {
+fn find(name: In<c_char>, version: i32, flags: u64) -> Res<(usize, Status)> {
     let driver = knobs::driver_version();
     if is_refused(version, flags, driver) {
         return Err(code::INVALID_VALUE);
@@ -31,9 +28,9 @@ fn find(name: In<c_char>, version: i32, flags: u64) -> Res<(usize, i32)> {
     let name = name.to_str().unwrap_or("");
     let exported = |symbol: &str| addresses().contains_key(symbol);
     Ok(match lookup(name, version, flags, driver, exported) {
-        Lookup::Found(symbol) => (addresses()[symbol], FOUND),
-        Lookup::NotFound => (0, NOT_FOUND),
-        Lookup::VersionNotSufficient => (0, VERSION_NOT_SUFFICIENT),
+        Lookup::Found(symbol) => (addresses()[symbol], Status::CU_GET_PROC_ADDRESS_SUCCESS),
+        Lookup::NotFound => (0, Status::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
+        Lookup::VersionNotSufficient => (0, Status::CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
     })
 }
 
@@ -48,7 +45,7 @@ fn first_form(name: In<c_char>, out: Out<usize>, version: i32, flags: u64) -> Re
 fn second_form(name: In<c_char>, out: Out<usize>, version: i32, flags: u64, status: Out<i32>) -> Res {
     let (address, found) = find(name, version, flags)?;
     out.put(address)?;
-    status.put_if_wanted(found);
+    status.put_if_wanted(found as i32);
     Ok(())
 }
 

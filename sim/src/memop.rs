@@ -5,9 +5,14 @@ use crate::code;
 use crate::memory::{self, Access};
 use crate::stream::{self, StreamArg};
 use crate::work::{Comparison, Work};
+use cudarc::driver::sys::{CUstreamWaitValue_flags, CUstreamWriteValue_flags};
 
-const WRITE_FLAGS: u32 = 1; // without a barrier
-const WAIT_FLUSH: u32 = 1 << 30;
+const WRITE_FLAGS: u32 = CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER as u32;
+const WAIT_FLUSH: u32 = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_FLUSH as u32;
+const AT_LEAST: u32 = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+const EQUAL: u32 = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
+const AND: u32 = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_AND as u32;
+const NOR: u32 = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_NOR as u32;
 
 fn check(address: u64, bytes: u64, stream: StreamArg, access: Access) -> Res {
     let stream = stream::usable(stream)?;
@@ -30,10 +35,10 @@ fn write(address: u64, value: u64, bytes: u64, flags: u32, stream: StreamArg) ->
 fn wait(address: u64, value: u64, bytes: u64, flags: u32, stream: StreamArg) -> Res {
     check(address, bytes, stream, Access::Read)?;
     let comparison = match flags & !WAIT_FLUSH {
-        0 => Comparison::AtLeast,
-        1 => Comparison::Equal,
-        2 => Comparison::And,
-        3 => Comparison::Nor,
+        AT_LEAST => Comparison::AtLeast,
+        EQUAL => Comparison::Equal,
+        AND => Comparison::And,
+        NOR => Comparison::Nor,
         _ => return Err(code::INVALID_VALUE),
     };
     stream::launch(stream, Work::Await { address, value, bytes, comparison })

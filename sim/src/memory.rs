@@ -14,6 +14,7 @@ use crate::physical::{PAGE, Physical, Place};
 use crate::ranges::{FreeRanges, round_up};
 use crate::sync::{read, write};
 use crate::vmm::Chunk;
+use cudarc::driver::sys::CUmemAccess_flags;
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -69,8 +70,11 @@ pub struct Block {
     pub dying: bool,
 }
 
-/// What each device may do, and, last, the host: 0 nothing, 1 read, 3 read and write.
+/// What each device may do, and, last, the host: nothing, or one of the two below.
 pub type Rights = [u8; MAX_DEVICES + 1];
+
+pub const READ: u8 = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ as u8;
+pub const READ_WRITE: u8 = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u8;
 
 pub const NO_RIGHTS: Rights = [0; MAX_DEVICES + 1];
 
@@ -216,7 +220,7 @@ impl Memory {
 
     /// Whether `device` may touch all of the range: inside one block, or over mappings that all permit it.
     pub fn permits(&self, device: usize, address: u64, size: u64, access: Access) -> bool {
-        let needed = if access == Access::Write { 2 } else { 1 };
+        let needed = if access == Access::Write { READ_WRITE & !READ } else { READ };
         if let Some((base, segment)) = self.pool_segment_at(address) {
             return size <= segment.size - (address - base) && segment.rights[device] & needed != 0;
         }

@@ -90,7 +90,7 @@ pub fn create(place: Place, is_default: bool, exportable: bool, limit: u64) -> R
         Place::Host => 0,
     };
     let mut rights = NO_RIGHTS;
-    rights[device] = 3;
+    rights[device] = memory::READ_WRITE;
     let state = State {
         rules: Rules { follow_event: 1, opportunistic: 1, internal_dependencies: 1, threshold: 0 },
         rights,

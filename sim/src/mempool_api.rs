@@ -8,8 +8,9 @@ use crate::mempool::{self, Pool, State};
 use crate::physical::Place;
 use crate::stream::{self, StreamArg};
 use crate::sync::lock;
-use crate::vmm::{self, AccessRights, Location, ON_DEVICE};
+use crate::vmm::{self, AccessRights, FILE_DESCRIPTOR, Location, ON_DEVICE, PINNED};
 use crate::{classic, code, device};
+use cudarc::driver::sys::{CUmemPool_attribute, CUmemPoolProps};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -26,8 +27,18 @@ pub struct PoolProperties {
     reserved: [u8; 54],
 }
 
-const PINNED: i32 = 1;
-const FILE_DESCRIPTOR: i32 = 1;
+same_layout!(whole PoolProperties, CUmemPoolProps:
+    kind = allocType, handle_types = handleTypes, location = location,
+    windows_attributes = win32SecurityAttributes, max_size = maxSize, usage = usage, reserved = reserved);
+
+const FOLLOW_EVENT: i32 = CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES as i32;
+const OPPORTUNISTIC: i32 = CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC as i32;
+const INTERNAL: i32 = CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES as i32;
+const THRESHOLD: i32 = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32;
+const RESERVED: i32 = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as i32;
+const RESERVED_PEAK: i32 = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as i32;
+const USED: i32 = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT as i32;
+const USED_PEAK: i32 = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH as i32;
 
 fn require(condition: bool) -> Res {
     match condition {
@@ -59,14 +70,14 @@ fn get_attribute(handle: usize, which: i32, out: Out<u8>) -> Res {
     let pool = mempool::find(handle)?;
     let state = lock(&pool.state);
     let wide = match which {
-        1 => return put_int(out, state.rules.follow_event),
-        2 => return put_int(out, state.rules.opportunistic),
-        3 => return put_int(out, state.rules.internal_dependencies),
-        4 => state.rules.threshold,
-        5 => state.reserved,
-        6 => state.reserved_peak,
-        7 => state.used,
-        8 => state.used_peak,
+        FOLLOW_EVENT => return put_int(out, state.rules.follow_event),
+        OPPORTUNISTIC => return put_int(out, state.rules.opportunistic),
+        INTERNAL => return put_int(out, state.rules.internal_dependencies),
+        THRESHOLD => state.rules.threshold,
+        RESERVED => state.reserved,
+        RESERVED_PEAK => state.reserved_peak,
+        USED => state.used,
+        USED_PEAK => state.used_peak,
         _ => return Err(code::INVALID_VALUE),
     };
     // SAFETY: by the C contract the output has the size of the attribute's type.
@@ -86,24 +97,24 @@ fn set_attribute(handle: usize, which: i32, value: In<u8>) -> Res {
     let pool = mempool::find(handle)?;
     let mut state = lock(&pool.state);
     let State { rules, reserved, reserved_peak, used, used_peak, .. } = &mut *state;
-    if let 1..=3 = which {
+    if let FOLLOW_EVENT | OPPORTUNISTIC | INTERNAL = which {
         // SAFETY: by the C contract the input has the size of the attribute's type.
         let flag = unsafe { value.as_ptr().cast::<i32>().read_unaligned() };
         match which {
-            1 => rules.follow_event = flag,
-            2 => rules.opportunistic = flag,
+            FOLLOW_EVENT => rules.follow_event = flag,
+            OPPORTUNISTIC => rules.opportunistic = flag,
             _ => rules.internal_dependencies = flag,
         }
         return Ok(());
     }
-    require(matches!(which, 4 | 6 | 8))?;
+    require(matches!(which, THRESHOLD | RESERVED_PEAK | USED_PEAK))?;
     // SAFETY: as above.
     let wide = unsafe { value.as_ptr().cast::<u64>().read_unaligned() };
     match which {
-        4 => rules.threshold = wide,
+        THRESHOLD => rules.threshold = wide,
         // The peaks can only be reset.
         _ if wide != 0 => return Err(code::INVALID_VALUE),
-        6 => *reserved_peak = *reserved,
+        RESERVED_PEAK => *reserved_peak = *reserved,
         _ => *used_peak = *used,
     }
     Ok(())
@@ -125,13 +136,13 @@ fn set_access(handle: usize, rights: In<AccessRights>, count: usize) -> Res {
     require(count > 0)?;
     let mut changes = Vec::new();
     for right in rights.list(count)? {
-        require(matches!(right.flags, 0 | 1 | 3))?;
+        let granted = right.right()?;
         require(right.location.kind == ON_DEVICE)?;
         let ordinal = device::get(right.location.id)?.ordinal;
-        if ordinal == pool.device && right.flags != 3 {
+        if ordinal == pool.device && granted != memory::READ_WRITE {
             return Err(code::INVALID_DEVICE);
         }
-        changes.push((ordinal, right.flags as u8));
+        changes.push((ordinal, granted));
     }
     let rights = {
         let mut state = lock(&pool.state);

@@ -4,6 +4,7 @@ use crate::call::{In, Out, Res};
 use crate::memory::{self, Kind, Memory};
 use crate::physical::Place;
 use crate::{capture, code, context};
+use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute as Attribute};
 
 /// One attribute's value, in the type the caller reads it as.
 enum Value {
@@ -15,17 +16,31 @@ enum Value {
 
 use Value::{Half, Unset, Word};
 
-const CONTEXT: i32 = 1;
-const DEVICE_POINTER: i32 = 3;
-const HOST_POINTER: i32 = 4;
-const SYNC_MEMOPS: i32 = 6;
-const DEVICE_ORDINAL: i32 = 9;
-const LAST: i32 = 21;
+const CONTEXT: i32 = Attribute::CU_POINTER_ATTRIBUTE_CONTEXT as i32;
+const MEMORY_TYPE: i32 = Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as i32;
+const DEVICE_POINTER: i32 = Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER as i32;
+const HOST_POINTER: i32 = Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER as i32;
+const P2P_TOKENS: i32 = Attribute::CU_POINTER_ATTRIBUTE_P2P_TOKENS as i32;
+const SYNC_MEMOPS: i32 = Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as i32;
+const BUFFER_ID: i32 = Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as i32;
+const IS_MANAGED: i32 = Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as i32;
+const DEVICE_ORDINAL: i32 = Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as i32;
+const IS_LEGACY_IPC_CAPABLE: i32 = Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as i32;
+const RANGE_START: i32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as i32;
+const RANGE_SIZE: i32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as i32;
+const MAPPED: i32 = Attribute::CU_POINTER_ATTRIBUTE_MAPPED as i32;
+const HANDLE_TYPES: i32 = Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as i32;
+const ACCESS_FLAGS: i32 = Attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS as i32;
+const POOL_HANDLE: i32 = Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as i32;
+const MAPPING_SIZE: i32 = Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE as i32;
+const MAPPING_BASE: i32 = Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as i32;
+const MEMORY_BLOCK_ID: i32 = Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID as i32;
+const LAST: i32 = Attribute::CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE as i32;
 
-const TYPE_HOST: u32 = 1;
-const TYPE_DEVICE: u32 = 2;
+const TYPE_HOST: u32 = CUmemorytype::CU_MEMORYTYPE_HOST as u32;
+const TYPE_DEVICE: u32 = CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
 
-/// The ordinal of memory that the driver does not know.
+/// The ordinal of memory that the driver does not know: `CU_DEVICE_INVALID`, which cudarc does not have.
 const NO_DEVICE: u32 = -2i32 as u32;
 
 impl Value {
@@ -54,21 +69,21 @@ fn attribute(memory: &Memory, address: u64, which: i32) -> Option<Value> {
         return Some(match which {
             CONTEXT if matches!(block.kind, Kind::Pool(_) | Kind::Graph) => Word(0),
             CONTEXT => Word(block.context.handle as u64),
-            2 => Half(if host { TYPE_HOST } else { TYPE_DEVICE }),
+            MEMORY_TYPE => Half(if host { TYPE_HOST } else { TYPE_DEVICE }),
             DEVICE_POINTER => Word(address),
             HOST_POINTER if host || block.kind == Kind::Managed => Word(address),
             HOST_POINTER => Unset,
             SYNC_MEMOPS => Half(0),
-            7 | 20 => Word(block.id),
-            8 => Half((block.kind == Kind::Managed) as u32),
+            BUFFER_ID | MEMORY_BLOCK_ID => Word(block.id),
+            IS_MANAGED => Half((block.kind == Kind::Managed) as u32),
             DEVICE_ORDINAL => Half(block.device as u32),
-            10 => Half((block.kind == Kind::Device) as u32),
-            11 | 19 => Word(base),
-            12 | 18 => Word(block.size),
-            13 => Half(1),
-            14 => Word(0),
-            16 => Half(3),
-            17 => Word(pool),
+            IS_LEGACY_IPC_CAPABLE => Half((block.kind == Kind::Device) as u32),
+            RANGE_START | MAPPING_BASE => Word(base),
+            RANGE_SIZE | MAPPING_SIZE => Word(block.size),
+            MAPPED => Half(1),
+            HANDLE_TYPES => Word(0),
+            ACCESS_FLAGS => Half(memory::READ_WRITE as u32),
+            POOL_HANDLE => Word(pool),
             _ => Half(0),
         });
     }
@@ -77,31 +92,31 @@ fn attribute(memory: &Memory, address: u64, which: i32) -> Option<Value> {
     let chunk = mapping.map(|(_, mapping)| &mapping.chunk);
     let on_host = chunk.is_some_and(|chunk| chunk.physical.place == Place::Host);
     Some(match which {
-        CONTEXT | 17 => Word(0),
-        2 => Half(if on_host { TYPE_HOST } else { TYPE_DEVICE }),
+        CONTEXT | POOL_HANDLE => Word(0),
+        MEMORY_TYPE => Half(if on_host { TYPE_HOST } else { TYPE_DEVICE }),
         DEVICE_POINTER => Word(address),
         HOST_POINTER if on_host => Word(address),
         HOST_POINTER => Unset,
-        7 | 20 => Word(mapping.map_or(0, |(_, mapping)| mapping.id)),
+        BUFFER_ID | MEMORY_BLOCK_ID => Word(mapping.map_or(0, |(_, mapping)| mapping.id)),
         DEVICE_ORDINAL => Half(match chunk.map(|chunk| chunk.physical.place) {
             Some(Place::Device(ordinal)) => ordinal as u32,
             _ => NO_DEVICE,
         }),
-        11 => Word(start),
-        12 => Word(reservation.size),
-        13 => Half(mapping.is_some() as u32),
-        14 => Word(chunk.map_or(0, |chunk| chunk.properties.handle_types as u64)),
-        16 => Half(mapping.map_or(0, |(base, mapping)| mapping.widest_right(address - base))),
-        18 => mapping.map_or(Unset, |(_, mapping)| Word(mapping.size)),
-        19 => mapping.map_or(Unset, |(base, _)| Word(base)),
+        RANGE_START => Word(start),
+        RANGE_SIZE => Word(reservation.size),
+        MAPPED => Half(mapping.is_some() as u32),
+        HANDLE_TYPES => Word(chunk.map_or(0, |chunk| chunk.properties.handle_types as u64)),
+        ACCESS_FLAGS => Half(mapping.map_or(0, |(base, mapping)| mapping.widest_right(address - base))),
+        MAPPING_SIZE => mapping.map_or(Unset, |(_, mapping)| Word(mapping.size)),
+        MAPPING_BASE => mapping.map_or(Unset, |(base, _)| Word(base)),
         _ => Half(0),
     })
 }
 
 fn known_attribute(which: i32) -> Res {
     match which {
-        // 5 is the pair of tokens of an interface that is gone.
-        1..=LAST if which != 5 => Ok(()),
+        // The tokens are of an interface that is gone.
+        CONTEXT..=LAST if which != P2P_TOKENS => Ok(()),
         _ => Err(code::INVALID_VALUE),
     }
 }
@@ -141,8 +156,8 @@ fn unknown(which: i32, address: u64) -> Value {
     match which {
         HOST_POINTER => Word(address),
         DEVICE_ORDINAL => Half(NO_DEVICE),
-        11 | 12 | 18 | 19 => Unset,
-        CONTEXT | DEVICE_POINTER | 7 | 14 | 17 | 20 => Word(0),
+        RANGE_START | RANGE_SIZE | MAPPING_SIZE | MAPPING_BASE => Unset,
+        CONTEXT | DEVICE_POINTER | BUFFER_ID | HANDLE_TYPES | POOL_HANDLE | MEMORY_BLOCK_ID => Word(0),
         _ => Half(0),
     }
 }

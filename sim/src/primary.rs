@@ -5,6 +5,7 @@ use crate::clock::Turn;
 use crate::context::Context;
 use crate::sync::lock;
 use crate::{code, device, knobs};
+use cudarc::driver::sys::CUctx_flags;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock};
 
@@ -27,9 +28,15 @@ fn primary(ordinal: i32) -> Res<&'static Primary> {
     }))
 }
 
-pub fn check_flags(flags: u32) -> Res {
-    let schedule = flags & 7;
-    if flags & !0x1f != 0 || !matches!(schedule, 0 | 1 | 2 | 4) {
+/// What can be set after the context was made.
+pub const KNOWN_FLAGS: u32 = CUctx_flags::CU_CTX_SCHED_MASK as u32
+    | CUctx_flags::CU_CTX_MAP_HOST as u32
+    | CUctx_flags::CU_CTX_LMEM_RESIZE_TO_MAX as u32;
+
+/// Ways for threads to wait are bits of which at most one is set.
+pub fn check_flags(flags: u32, known: u32) -> Res {
+    let ways = flags & CUctx_flags::CU_CTX_SCHED_MASK as u32;
+    if flags & !known != 0 || ways.count_ones() > 1 {
         return Err(code::INVALID_VALUE);
     }
     Ok(())
@@ -79,7 +86,7 @@ fn state(device: i32, flags: Out<u32>, active: Out<i32>) -> Res {
 
 fn set_flags(device: i32, flags: u32) -> Res {
     let primary = primary(device)?;
-    check_flags(flags)?;
+    check_flags(flags, KNOWN_FLAGS)?;
     primary.context.flags.store(flags, Ordering::Relaxed);
     Ok(())
 }

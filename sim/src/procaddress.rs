@@ -5,6 +5,7 @@
 //! status and a result is the caller's: v2 answers 0 with a status, v1 answers 500 for both kinds of miss
 //! and leaves its output alone.
 
+use cudarc::driver::sys::CUdriverProcAddress_flags;
 use std::sync::OnceLock;
 
 /// What a lookup comes to, named after `CUdriverProcAddressQueryResult`.
@@ -19,9 +20,9 @@ pub enum Lookup {
     VersionNotSufficient,
 }
 
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`. The legacy flag, 1, means the same as no flag; both
-/// together mean per-thread.
-const PER_THREAD: u64 = 2;
+/// The legacy flag means the same as no flag; both together mean per-thread.
+const LEGACY: u64 = CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_LEGACY_STREAM as u64;
+const PER_THREAD: u64 = CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM as u64;
 
 /// True where the driver answers `CUDA_ERROR_INVALID_VALUE` and writes no output, whatever the name.
 ///
@@ -29,7 +30,8 @@ const PER_THREAD: u64 = 2;
 /// to drivers up to 12.5, which is measured; drivers from 13.0 refuse it, which is documented in their
 /// header and reported, not measured. The drivers between are taken to be like 12.5.
 pub fn is_refused(version: i32, flags: u64, driver_version: i32) -> bool {
-    flags > 3 || (driver_version >= 13000 && unsigned(version) > unsigned(driver_version))
+    flags & !(LEGACY | PER_THREAD) != 0
+        || (driver_version >= 13000 && unsigned(version) > unsigned(driver_version))
 }
 
 /// The driver compares versions unsigned: a negative one is above all others (measured).
@@ -120,11 +122,9 @@ fn parse(line: &'static str) -> Option<Row> {
 #[cfg(test)]
 mod tests {
     use super::Lookup::{Found, NotFound, VersionNotSufficient};
-    use super::{data_lines, forms_of, is_refused, lookup, table};
+    use super::{LEGACY, PER_THREAD, data_lines, forms_of, is_refused, lookup, table};
 
     const DRIVER: i32 = 12050;
-    const LEGACY: u64 = 1;
-    const PER_THREAD: u64 = 2;
 
     /// A 12.5 driver that exports everything.
     fn ask(name: &str, version: i32, flags: u64) -> super::Lookup {

@@ -6,10 +6,13 @@ use crate::registry::{Found, Registry};
 use crate::stream::{self, StreamArg};
 use crate::sync::lock;
 use crate::{capture, code, context, device};
+use cudarc::driver::sys::{
+    CUfunc_cache, CUgraphMem_attribute, CUlimit, CUsharedconfig, CUstreamAttrValue_v1,
+};
 use std::sync::Arc;
 
 /// Stack, printf buffer, heap, and others that only newer devices have.
-pub const LIMITS: usize = 8;
+pub const LIMITS: usize = CUlimit::CU_LIMIT_SHMEM_SIZE as usize + 1;
 pub const DEFAULT_LIMITS: [usize; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0];
 
 fn get_limit(out: Out<usize>, which: u32) -> Res {
@@ -31,6 +34,7 @@ fn get_preference(out: Out<u32>) -> Res {
     out.put(0)
 }
 
+/// `most`: the last value that there is.
 fn set_preference(value: u32, most: u32) -> Res {
     context::current()?;
     match value <= most {
@@ -67,29 +71,31 @@ fn no_function(module: usize) -> Res {
     }
 }
 
+type StreamAttribute = [u8; size_of::<CUstreamAttrValue_v1>()];
+
 /// Attributes of a stream (cache policy and the like) can be set, and read as nothing.
 fn set_stream_attribute(s: StreamArg) -> Res {
     stream::usable(s).map(|_| ())
 }
 
-fn get_stream_attribute(s: StreamArg, out: Out<[u8; 64]>) -> Res {
+fn get_stream_attribute(s: StreamArg, out: Out<StreamAttribute>) -> Res {
     out.check()?;
     stream::usable(s)?;
-    out.put([0; 64])
+    out.put([0; size_of::<StreamAttribute>()])
 }
 
 /// Memory of graphs is not counted apart.
 fn graph_memory(out: Out<u64>, device: i32, which: u32) -> Res {
     out.check()?;
     device::get(device)?;
-    match which {
-        0..=3 => out.put(0),
-        _ => Err(code::INVALID_VALUE),
+    match which <= CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH as u32 {
+        true => out.put(0),
+        false => Err(code::INVALID_VALUE),
     }
 }
 
 exports! {
-    stream fn cuStreamGetAttribute, cuStreamGetAttribute_ptsz(; s; _which: u32, out: Out<[u8; 64]>)
+    stream fn cuStreamGetAttribute, cuStreamGetAttribute_ptsz(; s; _which: u32, out: Out<StreamAttribute>)
         => get_stream_attribute(s, out);
     stream fn cuStreamSetAttribute, cuStreamSetAttribute_ptsz(; s; _which: u32, _value: usize)
         => set_stream_attribute(s);
@@ -99,9 +105,11 @@ exports! {
     fn cuCtxGetLimit(out: Out<usize>, which: u32) => get_limit(out, which);
     fn cuCtxSetLimit(which: u32, value: usize) => set_limit(which, value);
     fn cuCtxGetCacheConfig(out: Out<u32>) => get_preference(out);
-    fn cuCtxSetCacheConfig(value: u32) => set_preference(value, 3);
+    fn cuCtxSetCacheConfig(value: u32)
+        => set_preference(value, CUfunc_cache::CU_FUNC_CACHE_PREFER_EQUAL as u32);
     fn cuCtxGetSharedMemConfig(out: Out<u32>) => get_preference(out);
-    fn cuCtxSetSharedMemConfig(value: u32) => set_preference(value, 2);
+    fn cuCtxSetSharedMemConfig(value: u32)
+        => set_preference(value, CUsharedconfig::CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE as u32);
     fn cuCtxResetPersistingL2Cache() => context::current().map(|_| ());
     fn cuProfilerStart() => context::current().map(|_| ());
     fn cuProfilerStop() => context::current().map(|_| ());

@@ -5,20 +5,28 @@
 
 use crate::call::{Out, Res};
 use crate::memory::{self, Kind};
-use crate::vmm;
+use crate::vmm::{self, FILE_DESCRIPTOR};
 use crate::{code, context, event};
+use cudarc::driver::sys;
 
 /// `CUipcMemHandle`, `CUipcEventHandle`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct IpcHandle([u8; 64]);
+pub struct IpcHandle {
+    bytes: [u8; sys::CU_IPC_HANDLE_SIZE as usize],
+}
+
+same_layout!(whole IpcHandle, sys::CUipcMemHandle: bytes = reserved);
+same_layout!(whole IpcHandle, sys::CUipcEventHandle: bytes = reserved);
+
+const PEER_ACCESS: u32 = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
 
 impl IpcHandle {
     fn new(value: u64) -> IpcHandle {
-        let mut bytes = [0; 64];
+        let mut bytes = [0; sys::CU_IPC_HANDLE_SIZE as usize];
         bytes[..8].copy_from_slice(&value.to_le_bytes());
         bytes[8..12].copy_from_slice(&std::process::id().to_le_bytes());
-        IpcHandle(bytes)
+        IpcHandle { bytes }
     }
 }
 
@@ -40,7 +48,7 @@ fn memory_handle(out: Out<IpcHandle>, address: u64) -> Res {
 fn open(flags: u32) -> Res {
     context::current()?;
     match flags {
-        1 => Err(code::INVALID_CONTEXT),
+        PEER_ACCESS => Err(code::INVALID_CONTEXT),
         _ => Err(code::INVALID_VALUE),
     }
 }
@@ -58,8 +66,6 @@ fn event_handle(out: Out<IpcHandle>, handle: usize) -> Res {
         false => Err(code::INVALID_HANDLE),
     }
 }
-
-const FILE_DESCRIPTOR: i32 = 1;
 
 fn export(out: Out<i32>, handle: u64, kind: i32, flags: u64) -> Res {
     vmm::supported()?;
@@ -104,7 +110,7 @@ exports! {
     fn cuIpcOpenMemHandle_v2(_out: Out<u64>, _handle: IpcHandle, flags: u32) => open(flags);
     fn cuIpcCloseMemHandle(_address: u64) => close();
     fn cuIpcGetEventHandle(out: Out<IpcHandle>, event: usize) => event_handle(out, event);
-    fn cuIpcOpenEventHandle(_out: Out<usize>, _handle: IpcHandle) => open(1);
+    fn cuIpcOpenEventHandle(_out: Out<usize>, _handle: IpcHandle) => open(PEER_ACCESS);
     fn cuMemExportToShareableHandle(out: Out<i32>, handle: u64, kind: i32, flags: u64)
         => export(out, handle, kind, flags);
     fn cuMemImportFromShareableHandle(out: Out<u64>, descriptor: usize, kind: i32)

@@ -16,6 +16,7 @@ use crate::registry::{Found, Registry};
 use crate::sync::lock;
 use crate::work::{self, Work};
 use crate::{code, lifecycle, report};
+use cudarc::driver::sys::CUstream_flags;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -25,8 +26,12 @@ use std::time::Duration;
 pub const LEAST_PRIORITY: i32 = 0;
 pub const GREATEST_PRIORITY: i32 = -5;
 
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, which are macros of the header that cudarc does not have.
 pub const LEGACY_HANDLE: usize = 1;
 pub const PER_THREAD_HANDLE: usize = 2;
+
+const DEFAULT: u32 = CUstream_flags::CU_STREAM_DEFAULT as u32;
+const NON_BLOCKING: u32 = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -315,12 +320,10 @@ impl Stream {
 /// Creates a stream with a handle in the current context.
 pub fn create(flags: u32, priority: i32) -> Res<usize> {
     let context = context::current()?;
-    if flags > 1 {
-        return Err(code::INVALID_VALUE);
-    }
     let kind = match flags {
-        0 => Kind::Blocking,
-        _ => Kind::NonBlocking,
+        DEFAULT => Kind::Blocking,
+        NON_BLOCKING => Kind::NonBlocking,
+        _ => return Err(code::INVALID_VALUE),
     };
     let made = STREAMS.add(|handle| {
         let stream = Stream::create(context, kind, flags, priority);

@@ -11,9 +11,14 @@ use crate::memory::{
 use crate::physical::{PAGE, Physical, Place};
 use crate::sync::lock;
 use crate::{code, device, report, stream};
+use cudarc::driver::sys::{
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType as HandleType,
+    CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
+/// `CUmemLocation`
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Location {
@@ -21,9 +26,11 @@ pub struct Location {
     pub id: i32,
 }
 
-pub const ON_DEVICE: i32 = 1;
-pub const ON_HOST: i32 = 2;
-pub const ON_HOST_NUMA: i32 = 3;
+same_layout!(whole Location, CUmemLocation: kind = type_, id = id);
+
+pub const ON_DEVICE: i32 = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as i32;
+const ON_HOST: i32 = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST as i32;
+const ON_HOST_NUMA: i32 = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA as i32;
 
 /// `CUmemAllocationProp`
 #[derive(Clone, Copy)]
@@ -36,17 +43,35 @@ pub struct Properties {
     pub flags: [u8; 8],
 }
 
+same_layout!(whole Properties, CUmemAllocationProp:
+    kind = type_, handle_types = requestedHandleTypes, location = location,
+    windows_metadata = win32HandleMetaData, flags = allocFlags);
+
 /// `CUmemAccessDesc`
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct AccessRights {
     pub location: Location,
-    pub flags: i32,
+    flags: i32,
 }
 
-const PINNED: i32 = 1;
-const FILE_DESCRIPTOR: i32 = 1;
-const FABRIC: i32 = 8;
+same_layout!(whole AccessRights, CUmemAccessDesc: location = location, flags = flags);
+
+impl AccessRights {
+    /// What is to be permitted; a number that means nothing is refused.
+    pub fn right(&self) -> Res<u8> {
+        match u8::try_from(self.flags) {
+            Ok(right @ (0 | memory::READ | memory::READ_WRITE)) => Ok(right),
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+}
+
+pub const PINNED: i32 = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as i32;
+pub const FILE_DESCRIPTOR: i32 = HandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0 as i32;
+const FABRIC: i32 = HandleType::CU_MEM_HANDLE_TYPE_FABRIC.0 as i32;
+const WINDOWS: i32 =
+    (HandleType::CU_MEM_HANDLE_TYPE_WIN32.0 | HandleType::CU_MEM_HANDLE_TYPE_WIN32_KMT.0) as i32;
 
 /// One `cuMemCreate`: lives as long as it has owners or mappings.
 pub struct Chunk {
@@ -96,7 +121,7 @@ fn granularity(out: Out<usize>, properties: In<Properties>, option: u32) -> Res 
     supported()?;
     out.check()?;
     properties.get()?;
-    require(option <= 1)?;
+    require(option <= CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED as u32)?;
     out.put(LARGE_PAGE as usize)
 }
 
@@ -128,7 +153,7 @@ fn free_addresses(base: u64, size: usize) -> Res {
 
 fn place_of(properties: &Properties) -> Res<Place> {
     require(properties.kind == PINNED)?;
-    require(properties.handle_types & !(FILE_DESCRIPTOR | 2 | 4 | FABRIC) == 0)?;
+    require(properties.handle_types & !(FILE_DESCRIPTOR | WINDOWS | FABRIC) == 0)?;
     if properties.handle_types & FABRIC != 0 {
         return Err(code::NOT_SUPPORTED);
     }
@@ -295,10 +320,10 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
     require(size > 0 && count > 0 && base.is_multiple_of(PAGE) && size.is_multiple_of(PAGE))?;
     let mut changes = Vec::new();
     for right in rights.list(count)? {
-        require(matches!(right.flags, 0 | 1 | 3))?;
+        let granted = right.right()?;
         match right.location.kind {
-            ON_DEVICE => changes.push((device::get(right.location.id)?.ordinal, right.flags)),
-            ON_HOST | ON_HOST_NUMA => changes.push((HOST_RIGHTS, right.flags)),
+            ON_DEVICE => changes.push((device::get(right.location.id)?.ordinal, granted)),
+            ON_HOST | ON_HOST_NUMA => changes.push((HOST_RIGHTS, granted)),
             _ => return Err(code::INVALID_VALUE),
         }
     }
@@ -325,8 +350,8 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
         split(mapping, from);
         split(mapping, to);
         for (&at, segment) in mapping.segments.range_mut(from..to) {
-            for &(device, flags) in &changes {
-                segment.rights[device] = flags as u8;
+            for &(device, granted) in &changes {
+                segment.rights[device] = granted;
             }
             let protection = protection_of(&segment.rights);
             // Neighbours with equal rights become one system call.
@@ -353,7 +378,7 @@ fn set_access(base: u64, size: usize, rights: In<AccessRights>, count: usize) ->
 fn protection_of(rights: &Rights) -> i32 {
     match rights.iter().fold(0, |all, right| all | right) {
         0 => host::NONE,
-        1 => host::READ,
+        memory::READ => host::READ,
         _ => host::READ_WRITE,
     }
 }
