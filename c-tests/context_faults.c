@@ -75,6 +75,28 @@ static void an_unknown_context_is_not_device_0(void) {
   CU(CtxSetCurrent(primary));
 }
 
+/* A stream whose context is not known is not one of the current context. */
+static void an_unknown_streams_memory_is_refused(void) {
+  CUcontext second = NULL;
+  CUstream stream;
+  void *block = (void *)0x5a5a;
+  int status;
+  CU(DevicePrimaryCtxRetain(&second, 1));
+  CU(CtxSetCurrent(second));
+  stream = new_stream(CU_STREAM_NON_BLOCKING);
+  CU(CtxSetCurrent(primary));
+  CHECK_EQ(sim.fail("cuStreamGetCtx", 1, 0, CODE_UNKNOWN), 0);
+  status = (int)pool_alloc_async(&block, MIB, stream);
+  CHECK_EQ(sim.fail("*", 0, 0, 0), 0);
+  CHECK_STATUS(POOL_ERROR_DRIVER, status);
+  CHECK(block == NULL);
+  CHECK_STATUS(POOL_OK, pool_alloc_async(&block, MIB, stream));
+  CHECK_EQ(info_of(block).device, 1);
+  CHECK_STATUS(POOL_OK, pool_free_async(block, stream));
+  CHECK_TRIMS_TO_ZERO(1);
+  CU(StreamDestroy(stream));
+}
+
 /* The default stream is the current context's: with that unknown, the device must have done all work. */
 static void a_free_on_an_unknown_stream_waits(void) {
   CUcontext second = NULL;
@@ -101,6 +123,7 @@ int main(void) {
   }
   RUN(a_new_pool_asks_in_vain);
   RUN(an_unknown_context_is_not_device_0);
+  RUN(an_unknown_streams_memory_is_refused);
   RUN(a_free_on_an_unknown_stream_waits);
   return driver_result();
 }

@@ -82,12 +82,17 @@ pub fn of(api: &Api, handle: Ctx, device: i32) -> Result<Context> {
     Ok(Context { handle, device, id: id_of(api, handle)?, primary: false })
 }
 
-/// The context of a stream that is none of the default ones, where the driver tells it.
-pub fn of_stream(api: &Api, stream: super::Stream) -> Option<Ctx> {
-    let stream_ctx = api.stream_ctx.filter(|_| stream > 2)?;
+/// The context of a stream that is none of the default ones; `None` where drivers cannot tell.
+pub fn of_stream(api: &Api, stream: super::Stream) -> Result<Option<Ctx>> {
+    let Some(stream_ctx) = api.stream_ctx.filter(|_| stream > 2) else { return Ok(None) };
     let mut handle = 0;
     // SAFETY: the stream is the caller's own, in this call; the pointer is to a local.
-    (unsafe { stream_ctx(stream, &mut handle) } == code::SUCCESS && handle != 0).then_some(handle)
+    let result = unsafe { stream_ctx(stream, &mut handle) };
+    if result == code::NOT_SUPPORTED {
+        return Ok(None);
+    }
+    check(api, result, "cuStreamGetCtx")?;
+    Ok(Some(handle).filter(|handle| *handle != 0))
 }
 
 /// What is to be known of a context that need not be current.

@@ -6,6 +6,7 @@ use super::oom::{climb, headroom, reclaim, report};
 use super::options::{self, Options};
 use super::types::{AllocRequest, BlockInfo, FreeOrder, LEGACY, PoolId, StreamKey};
 use super::{registry, settings, waiters};
+use crate::driver::context;
 use crate::driver::lifecycle::{self, ProcessState};
 use crate::driver::{self, Api};
 use crate::error::{Result, bail};
@@ -255,17 +256,12 @@ pub fn use_on_stream(address: u64, stream: u64) -> Result<()> {
     let arena = registry::by_address(address)?;
     registry::check_alive(api, arena)?;
     let key = StreamKey::of(stream);
-    let mut context = 0;
-    if let (Some(stream_ctx), true) = (api.stream_ctx, key.is_created()) {
-        // SAFETY: the stream is the caller's own, in this call; the pointer is to a local.
-        driver::check(api, unsafe { stream_ctx(stream, &mut context) }, "cuStreamGetCtx")?;
-        if context != arena.mapper.context.handle {
-            bail!(
-                POOL_ERROR_NOT_SUPPORTED,
-                "the stream is of another context than the block; order that use with an event before the \
-                 block is freed"
-            );
-        }
+    if context::of_stream(api, key.handle)?.is_some_and(|handle| handle != arena.mapper.context.handle) {
+        bail!(
+            POOL_ERROR_NOT_SUPPORTED,
+            "the stream is of another context than the block; order that use with an event before the block \
+             is freed"
+        );
     }
     arena.use_elsewhere(address, key)
 }

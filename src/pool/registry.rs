@@ -167,7 +167,7 @@ pub fn current(api: &Api, pool: PoolId) -> Result<&'static Arena> {
 
 /// The pool's arena for a stream that no arena knows: of the stream's own context, where the driver tells it.
 pub fn for_stream(api: &Api, pool: PoolId, key: StreamKey) -> Result<&'static Arena> {
-    match context::of_stream(api, key.handle) {
+    match context::of_stream(api, key.handle)? {
         Some(handle) if handle != context::current_handle(api)? => match known(pool, handle) {
             Some(arena) => Ok(arena),
             None => add(api, pool, context::by_handle(api, handle)?),

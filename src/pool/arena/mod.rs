@@ -198,11 +198,14 @@ impl Arena {
     /// Whether the stream is of another context than this arena.
     fn is_foreign(&self, api: &Api, key: StreamKey) -> bool {
         let own = self.mapper.context.handle;
-        match context::of_stream(api, key.handle) {
-            Some(handle) => handle != own,
-            // The default streams are those of the current context. One that cannot be told may be any.
-            None => !context::current_handle(api).is_ok_and(|handle| handle == 0 || handle == own),
-        }
+        let handle = match context::of_stream(api, key.handle) {
+            // The default streams are those of the current context.
+            Ok(None) => context::current_handle(api).map(|handle| if handle == 0 { own } else { handle }),
+            Ok(Some(handle)) => Ok(handle),
+            Err(status) => Err(status),
+        };
+        // One that cannot be told may be any.
+        handle != Ok(own)
     }
 
     /// Whether the address is in the reserved range: no lock is needed to tell.
